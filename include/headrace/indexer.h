@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "headrace/cache.h"
+#include "headrace/selection.h"
+#include "headrace/view.h"
+
+namespace headrace {
+
+/// The dimensions of an indexer: lightning (pool 1) or k-pool.
+struct IndexerGeometry {
+  std::int64_t num_heads = 0;  ///< index_n_heads
+  std::int64_t head_dim = 0;   ///< index_head_dim
+  std::int64_t topk = 0;       ///< index_topk, in keys
+  std::int64_t rope_dim = 0;   ///< rope on the first dims of its heads and key: qk_rope_head_dim, or 0
+  bool rope_interleave = false;
+  bool kpool = false;              ///< k-pool indexer: keys are scored by pools of `pool`
+  std::int64_t pool = 1;           ///< index_kpool
+  bool tail = false;               ///< index_kpool_always_select_tail
+  double key_norm_epsilon = 1e-6;  ///< of the LayerNorm on the key
+
+  [[nodiscard]] SelectionRule rule() const;
+  /// Bytes of a row of the indexer's key cache: head_dim values of the compute dtype; for k-pool twice that.
+  [[nodiscard]] std::int64_t cache_row_bytes(DType compute) const noexcept;
+};
+
+/// Device-side description of a step's requests, shared by every stage.
+///   query_start [B + 1]: tokens [query_start[b], query_start[b + 1]) belong to request b
+///   seq_len     [B]: keys of request b, this step's included; its query rows are at the last positions
+///   block_table [B, max_pages]: page of the request's keys [i * page_size, (i + 1) * page_size); free row stride
+struct Requests {
+  View<const std::int32_t> query_start;
+  View<const std::int32_t> seq_len;
+  View<const std::int32_t> block_table;
+};
+
+/// The indexer's own keys live in a paged cache with the slots of the latent cache. A row holds, in the compute dtype,
+///   lightning: key [D]
+///   k-pool:    key [D], gate [D]; once a token completes its pool, the pooled key stands in place of that token's key
+///              (its gate and key are needed no more, and a step that rewrites the token computes the pool anew).
+/// Writing it is never left out, also where scoring is.
+///
+/// @param key           [T, D] compute dtype, LayerNorm and rope applied
+/// @param gate          [T, D] compute dtype, k-pool only, else empty
+/// @param offset_bias   [P, D] float32, k-pool only: the learned bias per offset in the pool, else empty
+/// @param slot_mapping  [T]; -1 skips
+/// @throws Error for shapes, dtypes, slots or pages out of range; nothing is written then
+void append_index_keys(const IndexerGeometry& indexer, DType compute, const MutableCacheView& cache, ConstAnyView key,
+                       ConstAnyView gate, View<const float> offset_bias, const Requests& requests,
+                       View<const std::int64_t> slot_mapping, int threads = 0);
+
+/// What the indexer asks with: the score of key j for query t is
+///   sum over heads h of head_weight[t, h] * max(0, query[t, h] . key[j])
+/// (the constant factors 1/sqrt(head_dim) and 1/sqrt(num_heads) are part of head_weight).
+struct IndexQueries {
+  ConstAnyView query;             ///< [T, heads, D] compute dtype, rope applied
+  View<const float> head_weight;  ///< [T, heads]
+};
+
+/// Scores and selects, for the rows at positions >= scoring_begin[b] of each request; other rows get count 0.
+/// Rows never see keys after their own position. Equal scores: the lower position wins.
+/// Scores are computed in blocks of rows that fit `workspace_bytes`; [T, S] is never in memory.
+/// @param scoring_begin  [B] from the plan; 0: every row
+/// @param index          [T, rule().width()] out: ascending positions, then -1
+/// @param count          [T] out
+/// @throws Error for shapes, dtypes, lengths or pages out of range
+void select(const IndexerGeometry& indexer, DType compute, const CacheView& cache, const IndexQueries& queries,
+            const Requests& requests, View<const std::int64_t> scoring_begin, View<std::int32_t> index,
+            View<std::int32_t> count, std::int64_t workspace_bytes, int threads = 0);
+
+/// The scores of one query token, for checks and tools: of every key (lightning) or every complete pool (k-pool) that
+/// the row sees; `scores` must hold them all. Returns how many there are.
+std::int64_t score_row(const IndexerGeometry& indexer, DType compute, const CacheView& cache,
+                       const IndexQueries& queries, const Requests& requests, std::int64_t request, std::int64_t token,
+                       View<float> scores);
+
+}  // namespace headrace

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headrace/geometry.h"
+#include "headrace/indexer.h"
+#include "headrace/selection.h"
+
+namespace headrace {
+
+/// YaRN context extension (Peng et al., arXiv 2309.00071), with the fields of a Hugging Face configuration.
+struct Yarn {
+  double factor = 1.0;
+  std::int64_t original_max_position_embeddings = 0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  std::optional<double> mscale;
+  std::optional<double> mscale_all_dim;
+  std::optional<double> attention_factor;
+  bool truncate = true;
+};
+
+/// Rotary position embedding of the query's and the key's rope dims.
+struct Rope {
+  std::int64_t dim = 0;  ///< qk_rope_head_dim; 0: no rope at all
+  double theta = 10000.0;
+  std::optional<Yarn> yarn;  ///< absent: plain rope
+  bool interleave = true;    ///< pairs (0,1), (2,3), ... as in all MLA checkpoints; false: (0, dim/2), ...
+};
+
+enum class LayerKind : std::uint8_t {
+  sparse_attention,  ///< MLA over a selection
+  full_attention,    ///< MLA over every causal key
+  linear_attention,  ///< not MLA: outside Headrace's scope
+};
+
+/// What a Hugging Face config.json says about a model's attention layers.
+struct ModelConfig {
+  std::string model_type;  ///< deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32, glm_moe_dsa, ...
+  std::int64_t hidden_size = 0;
+  std::int64_t num_layers = 0;
+  std::int64_t max_position_embeddings = 0;
+  Geometry geometry;    ///< of one rank: num_heads is already divided by `tp`
+  std::int64_t tp = 1;  ///< tensor-parallel ranks; with more than one a layer's output is a partial sum
+  std::optional<std::int64_t> q_lora_rank;  ///< absent: one q_proj instead of q_a_proj, norm, q_b_proj
+  Rope rope;
+  double q_a_norm_epsilon = 1e-6;
+  double kv_a_norm_epsilon = 1e-6;
+  double softmax_scale = 0.0;              ///< 1/sqrt(qk_head_dim), times YaRN's mscale^2 where the model has one
+  std::vector<LayerKind> layer_kinds;      ///< one a layer
+  std::optional<IndexerGeometry> indexer;  ///< absent when no layer is sparse
+  std::vector<bool> shares_selection;  ///< one a layer: takes the selection of the nearest earlier layer that scores
+  std::string weight_prefix;           ///< "model.layers." or "model.language_model.layers."
+
+  /// One rank's share of the heads. @throws Error unless tp >= 1 divides the heads
+  [[nodiscard]] ModelConfig shard(std::int64_t ranks) const;
+  /// The layer whose selection `layer` uses: itself, or the nearest earlier sparse layer that scores.
+  /// @throws Error when there is none or `layer` is no sparse attention layer
+  [[nodiscard]] std::int64_t selection_source(std::int64_t layer) const;
+  /// The selection rule of a layer. @throws Error for a linear attention layer or one out of range
+  [[nodiscard]] SelectionRule selection_rule(std::int64_t layer) const;
+  /// The first layer that is MLA and has its own indexer (or is MLA at all, where no layer has one).
+  [[nodiscard]] std::int64_t first_attention_layer() const;
+};
+
+/// Reads a configuration. Every field the architecture needs must be present, of the right type and in range.
+/// @param json  the text of a config.json
+/// @param name  how errors call it, e.g. the file's path
+/// @throws Error for malformed JSON, an unknown model_type or rope type, a missing, mistyped or impossible field
+[[nodiscard]] ModelConfig parse_model_config(std::string_view json, std::string_view name = "config.json");
+
+/// Reads `path`, or `path`/config.json when it is a directory. @throws Error also when it cannot be read
+[[nodiscard]] ModelConfig load_model_config(const std::filesystem::path& path);
+
+/// Names of the presets that ship with the library ("glm-5.3-flash", ...), sorted.
+[[nodiscard]] std::vector<std::string> preset_names();
+
+/// A preset's configuration. @throws Error with the list of names when there is no such preset
+[[nodiscard]] ModelConfig preset(std::string_view name);
+
+}  // namespace headrace

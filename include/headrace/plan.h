@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headrace/cache.h"
+#include "headrace/geometry.h"
+#include "headrace/selection.h"
+
+namespace headrace {
+
+/// The exact algorithms.
+enum class Path : std::uint8_t {
+  dense_mha,   ///< up-project the keys, plain causal flash attention; needs a selection that covers every row
+  masked_mha,  ///< the same under a bit mask made from the selection
+  topk_mqa,    ///< absorb the up-projection into the query and attend to the selected latents
+};
+inline constexpr Path kPaths[] = {Path::dense_mha, Path::masked_mha, Path::topk_mqa};
+
+[[nodiscard]] std::string_view name_of(Path path) noexcept;
+/// @throws Error with the list of names for an unknown one
+[[nodiscard]] Path path_from_name(std::string_view name);
+
+/// Everything about an attention layer that does not change from step to step.
+struct Attention {
+  Geometry geometry;
+  SelectionRule rule;
+  double scale = 0.0;  ///< softmax scale
+  DType compute = DType::bfloat16;
+  CacheFormat format = CacheFormat::bfloat16;
+
+  /// @throws Error when a field is out of range or the format cannot hold the geometry
+  void validate() const;
+};
+
+/// The requests of one step, as the host knows them. Both spans have one entry a request.
+struct Batch {
+  std::span<const std::int32_t> query_len;      ///< new tokens (or an upper bound), >= 0
+  std::span<const std::int32_t> seq_len_bound;  ///< keys in all, or an upper bound, >= query_len
+  /// The lengths are exact. Only then can the k-pool rule without a tail cover a row: it depends on the very length.
+  bool exact = false;
+};
+
+/// The device a plan is made for.
+struct Device {
+  int threads = 0;  ///< 0: as many as the machine has
+};
+
+/// What a plan has to stay within.
+struct Limits {
+  std::int64_t workspace_bytes = std::numeric_limits<std::int64_t>::max();
+  Device device;
+};
+
+/// Measured or nominal rates of a device, from which predictions are made.
+struct Profile {
+  std::string name;
+  double product_gflops = 0.0;    ///< large matrix products in the compute dtype, per thread
+  double mha_gflops = 0.0;        ///< attention over up-projected keys, per thread
+  double mqa_gflops = 0.0;        ///< attention over gathered latents, per thread
+  double mask_gkeys = 0.0;        ///< bit mask building and testing: 1e9 (row, key) pairs a second, per thread
+  double bandwidth_gbytes = 0.0;  ///< memory, all threads together
+
+  /// The rates the library assumes of a CPU that was not measured, in a compute dtype.
+  [[nodiscard]] static Profile nominal_cpu(DType compute);
+};
+
+struct Hints {
+  std::optional<Path> force;       ///< this path for every row, or an Error with the reasons against it
+  std::optional<Profile> profile;  ///< absent: Profile::nominal_cpu
+};
+
+/// Rows at positions [begin, end) of one request, on one path.
+struct Segment {
+  std::int64_t request = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  Path path = Path::topk_mqa;
+};
+
+/// A path that was not taken (or was): its predicted time for the whole request, or the reasons it cannot run.
+struct Alternative {
+  Path path = Path::topk_mqa;
+  double predicted_ms = 0.0;  ///< meaningless when `unmet` is not empty
+  std::vector<std::string> unmet;
+};
+
+/// What the plan says about one request.
+struct RequestPlan {
+  std::int64_t request = 0;
+  std::int64_t query_len = 0;
+  std::int64_t context_len = 0;
+  Path path = Path::topk_mqa;  ///< of the last row; `segments` has the whole story
+  double predicted_ms = 0.0;
+  std::string reason;
+  bool skip_scoring = false;       ///< no row reads the selection: the caller may leave scoring out for this request
+  std::int64_t scoring_begin = 0;  ///< rows at positions below it do not read the selection
+  std::vector<Segment> segments;   ///< in order of position
+  std::vector<Alternative> alternatives;  ///< every other path
+};
+
+/// How a path's work is cut to fit the workspace.
+struct Blocking {
+  std::int64_t query_slice = 0;    ///< query rows at once
+  std::int64_t context_block = 0;  ///< keys at once (the MHA paths), a multiple of 64 unless it is everything
+};
+
+/// Which rows take which path, in which order, and the workspace that needs. Immutable; one plan serves all layers of a
+/// step that have the same Attention.
+class Plan {
+ public:
+  [[nodiscard]] const Attention& attention() const noexcept { return attention_; }
+  [[nodiscard]] std::span<const RequestPlan> requests() const noexcept { return requests_; }
+  [[nodiscard]] std::int64_t workspace_bytes() const noexcept { return workspace_bytes_; }
+  [[nodiscard]] int threads() const noexcept { return threads_; }
+  [[nodiscard]] const Blocking& blocking(Path path) const noexcept { return blocking_[static_cast<std::size_t>(path)]; }
+  /// The whole decision as text, one block a request.
+  [[nodiscard]] std::string explain() const;
+
+ private:
+  friend class Router;
+  Attention attention_;
+  std::vector<RequestPlan> requests_;
+  Blocking blocking_[3];
+  std::int64_t workspace_bytes_ = 0;
+  int threads_ = 1;
+};
+
+/// Chooses for every request the exact path of least predicted time.
+/// @throws Error for malformed lengths, a forced path that cannot run (with its reasons), or a workspace limit below
+///         the minimum (which the error states)
+[[nodiscard]] Plan plan(const Attention& attention, const Batch& batch, const Limits& limits = {},
+                        const Hints& hints = {});
+
+/// The reasons why a path cannot serve rows at positions [begin, end) of a request; empty when it can.
+/// `exact` as in Batch.
+[[nodiscard]] std::vector<std::string> unmet_requirements(Path path, const Attention& attention, std::int64_t begin,
+                                                          std::int64_t end, bool exact);
+
+}  // namespace headrace
