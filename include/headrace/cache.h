@@ -16,8 +16,8 @@ namespace headrace {
 ///   bfloat16    2 (R + rope)
 ///   fp8         R + rope: e4m3, one scale for the tensor, given by the caller
 ///   fp8_ds_mla  656, R = 512 only: 512 e4m3; 4 float32 scales, each max(amax, 1e-4)/448 of 128 values; 64 bfloat16 of
-///               rope key. NoPE: rope dim 0, rows of 528 or 656 bytes; append writes the rope bytes of a 656-byte row
-///               as zero and nothing reads them.
+///               rope key. NoPE: rope dim 0, rows of 528 bytes, or of 656 where the view's row_bytes says so; then
+///               append writes the rope bytes as zero, and nothing reads them.
 enum class CacheFormat : std::uint8_t { float32, bfloat16, fp8, fp8_ds_mla };
 
 /// "float32", "bf16", "fp8", "fp8_ds_mla": as --kv-cache-dtype spells it.
@@ -36,6 +36,8 @@ struct BasicCacheView {
   std::int64_t page_stride = 0;  ///< bytes from a page to the next, >= page_size * row_stride
   std::int64_t row_stride = 0;   ///< bytes from a token to the next, >= the row's bytes
   float scale = 1.0F;            ///< fp8 only: value = e4m3 * scale; finite and > 0
+  std::int64_t row_bytes = 0;    ///< bytes of a row that are its own; 0: the least the format needs. NoPE in fp8_ds_mla
+                                 ///< rows of 656 bytes says 656 here; what lies between rows is never written.
 
   [[nodiscard]] std::int64_t num_slots() const noexcept { return num_pages * page_size; }
   /// The row of a slot in [0, num_slots()).
@@ -44,7 +46,7 @@ struct BasicCacheView {
   }
   operator BasicCacheView<const Byte>() const noexcept  // NOLINT(google-explicit-constructor): adds const
       requires(!std::is_const_v<Byte>) {
-    return {data, num_pages, page_size, page_stride, row_stride, scale};
+    return {data, num_pages, page_size, page_stride, row_stride, scale, row_bytes};
   }
 };
 

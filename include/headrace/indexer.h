@@ -21,6 +21,9 @@ struct IndexerGeometry {
   bool tail = false;               ///< index_kpool_always_select_tail
   double key_norm_epsilon = 1e-6;  ///< of the LayerNorm on the key
 
+  /// @throws Error when a dimension is out of range
+  void validate() const;
+  /// @throws Error as SelectionRule's constructors do
   [[nodiscard]] SelectionRule rule() const;
   /// Bytes of a row of the indexer's key cache: head_dim values of the compute dtype; for k-pool twice that.
   [[nodiscard]] std::int64_t cache_row_bytes(DType compute) const noexcept;
@@ -45,7 +48,8 @@ struct Requests {
 /// @param key           [T, D] compute dtype, LayerNorm and rope applied
 /// @param gate          [T, D] compute dtype, k-pool only, else empty
 /// @param offset_bias   [P, D] float32, k-pool only: the learned bias per offset in the pool, else empty
-/// @param slot_mapping  [T]; -1 skips
+/// @param slot_mapping  [T]; -1 skips. Two tokens must not name one slot. The other tokens of a pool that a token
+///                      completes are read where the block table says they lie, from this step or an earlier one.
 /// @throws Error for shapes, dtypes, slots or pages out of range; nothing is written then
 void append_index_keys(const IndexerGeometry& indexer, DType compute, const MutableCacheView& cache, ConstAnyView key,
                        ConstAnyView gate, View<const float> offset_bias, const Requests& requests,
@@ -61,17 +65,25 @@ struct IndexQueries {
 
 /// Scores and selects, for the rows at positions >= scoring_begin[b] of each request; other rows get count 0.
 /// Rows never see keys after their own position. Equal scores: the lower position wins.
-/// Scores are computed in blocks of rows that fit `workspace_bytes`; [T, S] is never in memory.
-/// @param scoring_begin  [B] from the plan; 0: every row
+/// Scores are computed in blocks of rows and keys that fit `workspace_bytes`; [T, S] is never in memory. The result
+/// does not depend on the workspace, the threads or how the prompt was cut into chunks. NaN scores rank below all
+/// others.
+/// @param scoring_begin  [B] from the plan; 0: every row. Empty: every row of every request
 /// @param index          [T, rule().width()] out: ascending positions, then -1
 /// @param count          [T] out
-/// @throws Error for shapes, dtypes, lengths or pages out of range
+/// @param workspace_bytes  at least select_workspace_minimum(indexer, longest seq_len); more is used where it helps
+/// @throws Error for shapes, dtypes, lengths or pages out of range, or too little workspace
 void select(const IndexerGeometry& indexer, DType compute, const CacheView& cache, const IndexQueries& queries,
             const Requests& requests, View<const std::int64_t> scoring_begin, View<std::int32_t> index,
             View<std::int32_t> count, std::int64_t workspace_bytes, int threads = 0);
 
+/// The least workspace with which `select` serves requests of up to `longest_seq_len` keys.
+[[nodiscard]] std::int64_t select_workspace_minimum(const IndexerGeometry& indexer, std::int64_t longest_seq_len);
+
 /// The scores of one query token, for checks and tools: of every key (lightning) or every complete pool (k-pool) that
-/// the row sees; `scores` must hold them all. Returns how many there are.
+/// the row sees, bit for bit those `select` ranks; `scores` must hold them all. Returns how many there are.
+/// @param token  its number among the step's T tokens
+/// @throws Error as `select` does, and when the token is not the request's or `scores` is too short
 std::int64_t score_row(const IndexerGeometry& indexer, DType compute, const CacheView& cache,
                        const IndexQueries& queries, const Requests& requests, std::int64_t request, std::int64_t token,
                        View<float> scores);

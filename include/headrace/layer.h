@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 
 #include "headrace/attention.h"
 #include "headrace/indexer.h"
@@ -95,13 +96,15 @@ class Layer {
   [[nodiscard]] Attention attention(CacheFormat format) const;
 
   /// hidden [T, hidden] compute dtype, positions [T] in the request -> everything the later stages need.
-  [[nodiscard]] Projected project(ConstAnyView hidden, View<const std::int32_t> positions) const;
+  /// @param scoring  false where no row reads this layer's own selection: leaves index_query and index_weight empty
+  [[nodiscard]] Projected project(ConstAnyView hidden, View<const std::int32_t> positions, bool scoring = true) const;
   /// The same for tokens whose queries nobody asks for (context): leaves q, index_query and index_weight empty.
   [[nodiscard]] Projected project_keys(ConstAnyView hidden, View<const std::int32_t> positions) const;
   /// Writes latents, rope keys and index keys to the caches.
   void append(const Projected& projected, const LayerCaches& caches, CacheFormat format, const Requests& requests,
               View<const std::int64_t> slot_mapping) const;
-  /// Runs the indexer for the rows that the plan says read the selection.
+  /// Runs the indexer for the rows that the plan says read the selection; an empty buffer where no row does.
+  /// @throws Error when some do and this layer shares another layer's selection
   [[nodiscard]] SelectionBuffer select(const Plan& plan, const Projected& projected, const CacheView& index_cache,
                                        const Requests& requests, std::int64_t workspace_bytes) const;
   /// attended [T, H, v] compute dtype -> [T, hidden] compute dtype; with tp > 1 a partial sum over the ranks.

@@ -58,16 +58,16 @@ struct Limits {
   Device device;
 };
 
-/// Measured or nominal rates of a device, from which predictions are made.
+/// Rates of a device, measured or nominal, from which times are predicted. All but the bandwidth are of one thread.
 struct Profile {
   std::string name;
-  double product_gflops = 0.0;    ///< large matrix products in the compute dtype, per thread
-  double mha_gflops = 0.0;        ///< attention over up-projected keys, per thread
-  double mqa_gflops = 0.0;        ///< attention over gathered latents, per thread
-  double mask_gkeys = 0.0;        ///< bit mask building and testing: 1e9 (row, key) pairs a second, per thread
+  double product_gflops = 0.0;    ///< large matrix products in the compute dtype
+  double mha_gflops = 0.0;        ///< attention over up-projected keys
+  double mqa_gflops = 0.0;        ///< attention over gathered latents
+  double mask_gkeys = 0.0;        ///< selection entries and mask words, 1e9 a second
   double bandwidth_gbytes = 0.0;  ///< memory, all threads together
 
-  /// The rates the library assumes of a CPU that was not measured, in a compute dtype.
+  /// What the library assumes of a CPU that was not measured, in a compute dtype.
   [[nodiscard]] static Profile nominal_cpu(DType compute);
 };
 
@@ -119,6 +119,8 @@ class Plan {
   [[nodiscard]] std::span<const RequestPlan> requests() const noexcept { return requests_; }
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept { return workspace_bytes_; }
   [[nodiscard]] int threads() const noexcept { return threads_; }
+  /// Made from exact lengths (Batch::exact): `attend` then takes no others.
+  [[nodiscard]] bool exact() const noexcept { return exact_; }
   [[nodiscard]] const Blocking& blocking(Path path) const noexcept { return blocking_[static_cast<std::size_t>(path)]; }
   /// The whole decision as text, one block a request.
   [[nodiscard]] std::string explain() const;
@@ -130,6 +132,7 @@ class Plan {
   Blocking blocking_[3];
   std::int64_t workspace_bytes_ = 0;
   int threads_ = 1;
+  bool exact_ = false;
 };
 
 /// Chooses for every request the exact path of least predicted time.

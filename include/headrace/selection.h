@@ -34,7 +34,7 @@ class SelectionRule {
   /// The `topk` keys of highest score. @throws Error unless topk >= 1
   [[nodiscard]] static SelectionRule lightning(std::int64_t topk);
   /// The floor(topk / pool) complete pools of highest score, and with `tail` the incomplete pool at the end.
-  /// @throws Error unless 1 <= pool <= topk
+  /// @throws Error unless 1 <= pool <= topk < 2^31
   [[nodiscard]] static SelectionRule kpool(std::int64_t topk, std::int64_t pool, bool tail);
   /// A caller's own selection: nothing is known, nothing is covered.
   [[nodiscard]] static SelectionRule opaque() noexcept;
@@ -51,9 +51,9 @@ class SelectionRule {
   [[nodiscard]] bool covers(std::int64_t position) const noexcept;
   /// Rows at positions [0, covered_prefix()) are all covered; INT64_MAX for `none`.
   [[nodiscard]] std::int64_t covered_prefix() const noexcept;
-  /// Keys that the row at this position attends to at most.
+  /// Keys that the row at this position attends to at most; for `opaque` every causal key.
   [[nodiscard]] std::int64_t keys_at(std::int64_t position) const noexcept;
-  /// "none", "lightning(2048)", "kpool(2048, 4, tail)", "opaque".
+  /// "none", "lightning(2048)", "kpool(2048, 4, tail)", "kpool(2048, 4)", "opaque".
   [[nodiscard]] std::string to_string() const;
 
   bool operator==(const SelectionRule&) const = default;

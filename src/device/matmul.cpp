@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <string>
 #include <vector>
@@ -16,13 +17,18 @@ namespace {
 
 using dnnl::memory;
 
+/// Products are cut into blocks of this size, each computed by one thread: which bits come out then does not depend on
+/// the number of threads. Long enough for oneDNN's packing of the operands to be small beside the product.
+constexpr std::int64_t kBlockRows = 256;
+constexpr std::int64_t kBlockColumns = 512;
+
 /// oneDNN takes its thread count from the calling thread's OpenMP setting; this puts the old one back.
-class ThreadCount {
+class OneThread {
  public:
-  explicit ThreadCount(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(thread_count(threads)); }
-  ~ThreadCount() { omp_set_num_threads(before_); }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
 
  private:
   int before_;
@@ -58,16 +64,59 @@ std::vector<float> widen(const ConstAnyView& m, Dims& stride) {
   return copy;
 }
 
-void run(const dnnl::engine& engine, const dnnl::matmul::primitive_desc& desc, const ConstAnyView& a,
-         const ConstAnyView& b, const AnyView& c) {
-  dnnl::stream stream(engine);
+/// Rows [row, row + rows) and columns [column, column + columns).
+template <class Void>
+BasicAnyView<Void> block_of(const BasicAnyView<Void>& m, std::int64_t row, std::int64_t rows, std::int64_t column,
+                            std::int64_t columns) {
+  const BasicAnyView<Void> some = m.slice(row, row + rows).transposed();
+  return some.slice(column, column + columns).transposed();
+}
+
+const dnnl::engine& engine() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
+/// c = a b on the calling thread; false when this oneDNN has no such product.
+bool multiply(const ConstAnyView& a, const ConstAnyView& b, const AnyView& c) {
+  const OneThread scoped;
+  const dnnl::matmul::desc operation(describe("matmul a", a), describe("matmul b", b), describe("matmul c", c));
+  const dnnl::matmul::primitive_desc desc(operation, engine(), true);
+  if (!desc) {
+    return false;
+  }
+  dnnl::stream stream(engine());
   // oneDNN's handles are not const; it only reads the sources.
-  memory source(desc.src_desc(), engine, const_cast<void*>(a.data()));
-  memory weights(desc.weights_desc(), engine, const_cast<void*>(b.data()));
-  memory destination(desc.dst_desc(), engine, c.data());
+  memory source(desc.src_desc(), engine(), const_cast<void*>(a.data()));
+  memory weights(desc.weights_desc(), engine(), const_cast<void*>(b.data()));
+  memory destination(desc.dst_desc(), engine(), c.data());
   dnnl::matmul(desc).execute(stream,
                              {{DNNL_ARG_SRC, source}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, destination}});
   stream.wait();
+  return true;
+}
+
+/// The same for bfloat16 operands through float32 ones; the products are exact in both, so only time differs.
+void multiply_widened(const ConstAnyView& a, const ConstAnyView& b, const AnyView& c) {
+  Dims a_stride{};
+  Dims b_stride{};
+  const std::vector<float> a32 = widen(a, a_stride);
+  const std::vector<float> b32 = widen(b, b_stride);
+  std::vector<float> c32(static_cast<std::size_t>(c.dim(0) * c.dim(1)));
+  const View<float> target(c32.data(), {c.dim(0), c.dim(1)});
+  if (!multiply(View<const float>(a32.data(), 2, a.shape(), a_stride),
+                View<const float>(b32.data(), 2, b.shape(), b_stride), target)) {
+    throw Error("matmul", "a float32 product that this oneDNN can do", "none");
+  }
+  for (std::int64_t i = 0; i < c.dim(0); ++i) {
+    for (std::int64_t j = 0; j < c.dim(1); ++j) {
+      if (c.dtype() == DType::float32) {
+        c.as<float>("matmul c")(i, j) = target(i, j);
+      } else {
+        c.as<bfloat16>("matmul c")(i, j) = bfloat16(target(i, j));
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -77,49 +126,39 @@ void matmul(ConstAnyView a, ConstAnyView b, AnyView c, int threads) {
   b.expect("matmul b", {a.dim(1), -1});
   c.expect("matmul c", {a.dim(0), b.dim(1)});
   expect_dtype("matmul b", a.dtype(), b.dtype());
-  if (c.dim(0) == 0 || c.dim(1) == 0) {
+  const std::int64_t rows = c.dim(0);
+  const std::int64_t columns = c.dim(1);
+  const std::int64_t inner = a.dim(1);
+  if (rows == 0 || columns == 0) {
     return;
   }
-  if (a.dim(1) == 0) {
+  if (inner == 0) {
     throw Error("matmul a", "at least one column", "0");
   }
-  const ThreadCount scoped(threads);
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  try {
-    const dnnl::matmul::desc operation(describe("matmul a", a), describe("matmul b", b), describe("matmul c", c));
-    const dnnl::matmul::primitive_desc desc(operation, engine, true);
-    if (desc) {
-      run(engine, desc, a, b, c);
-      return;
+  const std::int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const std::int64_t column_blocks = (columns + kBlockColumns - 1) / kBlockColumns;
+  parallel_for(row_blocks * column_blocks, threads, [&](std::int64_t index, int) {
+    const std::int64_t row = index % row_blocks * kBlockRows;
+    const std::int64_t column = index / row_blocks * kBlockColumns;
+    const std::int64_t m = std::min(kBlockRows, rows - row);
+    const std::int64_t n = std::min(kBlockColumns, columns - column);
+    const ConstAnyView a_block = a.slice(row, row + m);
+    const ConstAnyView b_block = block_of(b, 0, inner, column, n);
+    const AnyView c_block = block_of(c, row, m, column, n);
+    try {
+      if (multiply(a_block, b_block, c_block)) {
+        return;
+      }
+    } catch (const dnnl::error& error) {
+      throw Error("matmul", "a product that oneDNN can run",
+                  fmt::format("{} (status {}) for [{}, {}] x [{}, {}]", error.what(), static_cast<int>(error.status), m,
+                              inner, inner, n));
     }
     if (a.dtype() == DType::float32) {
       throw Error("matmul", "a float32 product that this oneDNN can do", "none");
     }
-    Dims a_stride{};
-    Dims b_stride{};
-    const std::vector<float> a32 = widen(a, a_stride);
-    const std::vector<float> b32 = widen(b, b_stride);
-    std::vector<float> c32;
-    AnyView target = c;
-    if (c.dtype() == DType::bfloat16) {
-      c32.resize(static_cast<std::size_t>(c.dim(0) * c.dim(1)));
-      target = View<float>(c32.data(), {c.dim(0), c.dim(1)});
-    }
-    matmul(View<const float>(a32.data(), 2, a.shape(), a_stride), View<const float>(b32.data(), 2, b.shape(), b_stride),
-           target, threads);
-    if (c.dtype() == DType::bfloat16) {
-      const auto out = c.as<bfloat16>("matmul c");
-      for (std::int64_t i = 0; i < c.dim(0); ++i) {
-        for (std::int64_t j = 0; j < c.dim(1); ++j) {
-          out(i, j) = bfloat16(c32[static_cast<std::size_t>(i * c.dim(1) + j)]);
-        }
-      }
-    }
-  } catch (const dnnl::error& error) {
-    throw Error("matmul", "a product that oneDNN can run",
-                fmt::format("{} (status {}) for [{}, {}] x [{}, {}]", error.what(), static_cast<int>(error.status),
-                            a.dim(0), a.dim(1), b.dim(0), b.dim(1)));
-  }
+    multiply_widened(a_block, b_block, c_block);
+  });
 }
 
 }  // namespace headrace::device

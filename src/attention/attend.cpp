@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "attention/arena.h"
+#include "attention/paths/path.h"
+#include "attention/request.h"
+#include "headrace/attention.h"
+#include "headrace/error.h"
+
+namespace headrace {
+namespace {
+
+using attention::Request;
+using attention::Rows;
+
+void expect_unit_stride(std::string_view name, std::int64_t stride) {
+  if (stride != 1) {
+    throw Error(std::string(name), "a contiguous last dimension", fmt::format("stride {}", stride));
+  }
+}
+
+/// Exact lengths against the plan's bounds, and every page that holds a key against the cache.
+void validate_requests(const Plan& plan, const Inputs& inputs, std::int64_t tokens) {
+  const Requests& requests = inputs.requests;
+  const auto count = static_cast<std::int64_t>(plan.requests().size());
+  requests.query_start.expect("query_start", {count + 1});
+  requests.seq_len.expect("seq_len", {count});
+  requests.block_table.expect("block_table", {count, -1});
+  if (requests.query_start(0) != 0 || requests.query_start(count) != tokens) {
+    throw Error("query_start", fmt::format("0 first and {} (the tokens of q) last", tokens),
+                fmt::format("{} and {}", requests.query_start(0), requests.query_start(count)));
+  }
+  for (const RequestPlan& planned : plan.requests()) {
+    const std::int64_t b = planned.request;
+    const Request exact = attention::request_of(requests, b);
+    const std::int64_t bound = planned.query_len + planned.context_len;
+    if (exact.query_len < 0 || exact.query_len > planned.query_len) {
+      throw Error(fmt::format("query_start[{}]", b + 1),
+                  fmt::format("{} plus 0 to {} query tokens", exact.first_token, planned.query_len),
+                  std::to_string(exact.first_token + exact.query_len));
+    }
+    if (exact.seq_len < exact.query_len || exact.seq_len > bound) {
+      throw Error(fmt::format("seq_len[{}]", b),
+                  fmt::format("from the {} query tokens to the planned {}", exact.query_len, bound),
+                  std::to_string(exact.seq_len));
+    }
+    if (plan.exact() && (exact.query_len != planned.query_len || exact.seq_len != bound)) {
+      throw Error(fmt::format("seq_len[{}]", b),
+                  fmt::format("the exact {} + {} of the plan", planned.context_len, planned.query_len),
+                  fmt::format("{} + {}", exact.context_len(), exact.query_len));
+    }
+    if (exact.query_len == 0) {
+      continue;
+    }
+    const std::int64_t pages = (exact.seq_len + inputs.cache.page_size - 1) / inputs.cache.page_size;
+    if (pages > requests.block_table.dim(1)) {
+      throw Error("block_table",
+                  fmt::format("at least {} pages for the {} keys of request {}", pages, exact.seq_len, b),
+                  std::to_string(requests.block_table.dim(1)));
+    }
+    for (std::int64_t i = 0; i < pages; ++i) {
+      const std::int32_t page = requests.block_table(b, i);
+      if (page < 0 || page >= inputs.cache.num_pages) {
+        throw Error(fmt::format("block_table[{}, {}]", b, i), fmt::format("a page in [0, {})", inputs.cache.num_pages),
+                    std::to_string(page));
+      }
+    }
+  }
+}
+
+void validate_selection(const Plan& plan, const Inputs& inputs, std::int64_t tokens) {
+  const Selection& selection = inputs.selection;
+  if (selection.index.empty()) {
+    for (const RequestPlan& planned : plan.requests()) {
+      const Request exact = attention::request_of(inputs.requests, planned.request);
+      for (std::int64_t p = exact.context_len(); p < exact.seq_len; ++p) {
+        if (!plan.attention().rule.covers(p)) {
+          throw Error("selection.index",
+                      fmt::format("a selection, for the row at position {} of request {} is not covered by {}", p,
+                                  planned.request, plan.attention().rule.to_string()),
+                      "none");
+        }
+      }
+    }
+    return;
+  }
+  selection.index.expect("selection.index", {tokens, -1});
+  if (!selection.count.empty()) {
+    selection.count.expect("selection.count", {tokens});
+  }
+}
+
+void validate_views(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs) {
+  const Attention& attention = plan.attention();
+  const Geometry& g = attention.geometry;
+  inputs.q.expect("q", {-1, g.num_heads, g.qk_head_dim()});
+  expect_dtype("q", attention.compute, inputs.q.dtype());
+  expect_unit_stride("q", inputs.q.stride(2));
+  weights.kv_b_proj.expect("kv_b_proj", {g.num_heads * (g.qk_nope_head_dim + g.v_head_dim), g.kv_lora_rank});
+  expect_dtype("kv_b_proj", attention.compute, weights.kv_b_proj.dtype());
+  expect_unit_stride("kv_b_proj", weights.kv_b_proj.stride(1));
+  if (!weights.sink.empty()) {
+    weights.sink.expect("sink", {g.num_heads});
+  }
+  const std::int64_t tokens = inputs.q.dim(0);
+  outputs.out.expect("out", {tokens, g.num_heads, g.v_head_dim});
+  if (outputs.out.dtype() != DType::float32) {
+    expect_dtype("out", attention.compute, outputs.out.dtype());
+  }
+  expect_unit_stride("out", outputs.out.stride(2));
+  if (!outputs.lse.empty()) {
+    outputs.lse.expect("lse", {tokens, g.num_heads});
+  }
+  validate_cache(inputs.cache, attention.format, g);
+  validate_requests(plan, inputs, tokens);
+  validate_selection(plan, inputs, tokens);
+}
+
+void validate_workspace(const Plan& plan, std::span<std::byte> workspace) {
+  if (static_cast<std::int64_t>(workspace.size()) < plan.workspace_bytes()) {
+    throw Error("workspace", fmt::format("at least {} bytes", plan.workspace_bytes()),
+                std::to_string(workspace.size()));
+  }
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % attention::Arena::kAlignment != 0) {
+    throw Error("workspace", fmt::format("an address divisible by {}", attention::Arena::kAlignment), "another");
+  }
+}
+
+/// The rows of a path, request by request, with exact lengths: planned ranges are clipped, and the first segment of a
+/// request also takes rows below it (lengths below their bounds move rows towards the start; covered stays covered).
+std::vector<Rows> rows_on(Path path, const Plan& plan, const Requests& requests) {
+  std::vector<Rows> rows;
+  for (const RequestPlan& planned : plan.requests()) {
+    const Request exact = attention::request_of(requests, planned.request);
+    for (std::size_t s = 0; s < planned.segments.size(); ++s) {
+      const Segment& segment = planned.segments[s];
+      const std::int64_t begin = std::max(s == 0 ? 0 : segment.begin, exact.context_len());
+      const std::int64_t end = std::min(segment.end, exact.seq_len);
+      if (segment.path == path && begin < end) {
+        rows.push_back({planned.request, begin, end});
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
+            std::span<std::byte> workspace) {
+  validate_views(plan, weights, inputs, outputs);
+  validate_workspace(plan, workspace);
+  const attention::Call call{plan, weights, inputs, outputs};
+  for (const Path path : kPaths) {
+    const std::vector<Rows> rows = rows_on(path, plan, inputs.requests);
+    if (!rows.empty()) {
+      attention::algorithm_of(path).run(call, rows, attention::Arena(workspace));
+    }
+  }
+}
+
+}  // namespace headrace

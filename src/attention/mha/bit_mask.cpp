@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/mha/bit_mask.h"
+
+#include <algorithm>
+
+namespace headrace::attention {
+
+MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const Request& request,
+                         std::span<PageEntry> pages)
+    : attention_(attention), inputs_(inputs), request_(request) {
+  if (inputs.selection.space != SelectionSpace::cache_slot) {
+    return;
+  }
+  const std::int64_t page_size = inputs.cache.page_size;
+  pages_ = pages.first(static_cast<std::size_t>((request.seq_len + page_size - 1) / page_size));
+  for (std::size_t block = 0; block < pages_.size(); ++block) {
+    pages_[block] = {inputs.requests.block_table(request.number, block), static_cast<std::int32_t>(block)};
+  }
+  // By page, then by block: a page that occurs twice counts where it occurs first.
+  std::sort(pages_.begin(), pages_.end(), [](const PageEntry& a, const PageEntry& b) {
+    return a.page != b.page ? a.page < b.page : a.block < b.block;
+  });
+}
+
+std::int64_t MaskBuilder::key_end(std::int64_t position) const noexcept {
+  const bool causal = inputs_.selection.space == SelectionSpace::request_position || attention_.rule.covers(position);
+  return causal ? position + 1 : request_.seq_len;
+}
+
+std::int64_t MaskBuilder::position_of(std::int32_t entry, std::int64_t row_position) const noexcept {
+  if (entry < 0) {
+    return -1;
+  }
+  if (inputs_.selection.space == SelectionSpace::request_position) {
+    return entry <= row_position ? entry : -1;
+  }
+  const std::int64_t page = entry / inputs_.cache.page_size;
+  const auto found = std::lower_bound(pages_.begin(), pages_.end(), page,
+                                      [](const PageEntry& a, std::int64_t wanted) { return a.page < wanted; });
+  if (found == pages_.end() || found->page != page) {
+    return -1;
+  }
+  const std::int64_t position = found->block * inputs_.cache.page_size + entry % inputs_.cache.page_size;
+  return position < request_.seq_len ? position : -1;
+}
+
+void MaskBuilder::build(std::int64_t position, std::span<std::uint64_t> words) const noexcept {
+  if (attention_.rule.covers(position)) {
+    for (std::size_t w = 0; w < words.size(); ++w) {
+      words[w] = prefix_word(position + 1, static_cast<std::int64_t>(w) * kMaskKeys);
+    }
+    return;
+  }
+  std::fill(words.begin(), words.end(), std::uint64_t{0});
+  const Selection& selection = inputs_.selection;
+  const std::int64_t token = request_.token_at(position);
+  std::int64_t columns = selection.index.dim(1);
+  if (!selection.count.empty()) {
+    columns = std::clamp<std::int64_t>(selection.count(token), 0, columns);
+  }
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const std::int64_t key = position_of(selection.index(token, c), position);
+    if (key >= 0) {
+      words[static_cast<std::size_t>(key / kMaskKeys)] |= std::uint64_t{1} << (key % kMaskKeys);
+    }
+  }
+}
+
+}  // namespace headrace::attention

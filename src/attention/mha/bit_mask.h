@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/request.h"
+#include "headrace/attention.h"
+
+namespace headrace::attention {
+
+/// Keys a mask word covers.
+inline constexpr std::int64_t kMaskKeys = 64;
+
+[[nodiscard]] constexpr std::int64_t mask_words(std::int64_t keys) noexcept {
+  return (keys + kMaskKeys - 1) / kMaskKeys;
+}
+
+/// The bits of keys [0, keys) that fall into the word of keys [first, first + 64).
+[[nodiscard]] constexpr std::uint64_t prefix_word(std::int64_t keys, std::int64_t first) noexcept {
+  if (keys >= first + kMaskKeys) {
+    return ~std::uint64_t{0};
+  }
+  return keys <= first ? 0 : (std::uint64_t{1} << (keys - first)) - 1;
+}
+
+/// A page of a request and which of its blocks of keys lies there.
+struct PageEntry {
+  std::int32_t page = 0;
+  std::int32_t block = 0;
+};
+
+/// Turns a request's selection rows into bit masks: bit j of a row is set iff its query token attends to key j. This is
+/// the one place that reads selections, so repeats, order, counts and entries out of range mean the same on every path.
+class MaskBuilder {
+ public:
+  /// @param pages  memory for the slot-to-position map: an entry for each of the request's pages; used only for
+  ///               selections in cache_slot space
+  MaskBuilder(const Attention& attention, const Inputs& inputs, const Request& request, std::span<PageEntry> pages);
+
+  /// Writes the words of keys [0, 64 * words.size()) for the row at `position`; words must reach over the row's keys.
+  void build(std::int64_t position, std::span<std::uint64_t> words) const noexcept;
+
+  /// Keys [0, key_end(position)) hold every key the row may attend to.
+  [[nodiscard]] std::int64_t key_end(std::int64_t position) const noexcept;
+
+ private:
+  /// The request-local position of a selection entry, or -1 when it is to be ignored.
+  [[nodiscard]] std::int64_t position_of(std::int32_t entry, std::int64_t row_position) const noexcept;
+
+  const Attention& attention_;
+  const Inputs& inputs_;
+  Request request_;
+  std::span<PageEntry> pages_;
+};
+
+/// Map entries a MaskBuilder needs at most for a request of seq_len keys, whatever the page size.
+[[nodiscard]] constexpr std::int64_t page_entries(std::int64_t seq_len) noexcept { return seq_len; }
+
+}  // namespace headrace::attention

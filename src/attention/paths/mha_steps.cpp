@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/paths/mha_steps.h"
+
+#include <algorithm>
+
+#include "attention/load_floats.h"
+#include "attention/merge.h"
+#include "attention/mha/bit_mask.h"
+#include "attention/mha/cpu.h"
+#include "attention/project.h"
+#include "attention/request.h"
+#include "cache/row_codec.h"
+#include "device/parallel.h"
+
+namespace headrace::attention {
+namespace {
+
+constexpr std::int64_t kRowsATask = 64;
+constexpr std::int64_t kLongestBlock = 1024;
+
+/// The workspace of one call, cut into its arrays.
+struct MhaMemory {
+  MhaMemory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking, MaskUse mask)
+      : words(mask == MaskUse::selection ? mask_words(extents.keys) : 0),
+        entries(mask == MaskUse::selection ? page_entries(extents.keys) : 0) {
+    const Geometry& g = attention.geometry;
+    const std::int64_t block = blocking.context_block;
+    const std::int64_t slice = blocking.query_slice;
+    latent = arena.take<std::byte>(block * g.kv_lora_rank * size_of(attention.compute));
+    rope = arena.take<std::byte>(block * g.qk_rope_head_dim * size_of(attention.compute));
+    rope_floats = arena.take<float>(block * g.qk_rope_head_dim);
+    up_projected = arena.take<float>(block * g.num_heads * (g.qk_nope_head_dim + g.v_head_dim));
+    accumulated = arena.take<float>(slice * g.num_heads * g.v_head_dim);
+    state = arena.take<RowState>(slice * g.num_heads);
+    masks = arena.take<std::uint64_t>(slice * words);
+    pages = arena.take<PageEntry>(entries * extents.threads);
+    scratch = arena.take<float>(mha::scratch_floats(g) * extents.threads);
+  }
+
+  std::int64_t words;
+  std::int64_t entries;
+  std::span<std::byte> latent;
+  std::span<std::byte> rope;
+  std::span<float> rope_floats;
+  std::span<float> up_projected;
+  std::span<float> accumulated;
+  std::span<RowState> state;
+  std::span<std::uint64_t> masks;
+  std::span<PageEntry> pages;
+  std::span<float> scratch;
+};
+
+/// Runs one request's rows.
+class MhaRequest {
+ public:
+  MhaRequest(const Call& call, const Request& request, MaskUse mask, const MhaMemory& memory)
+      : call_(call),
+        attention_(call.plan.attention()),
+        geometry_(attention_.geometry),
+        request_(request),
+        mask_(mask),
+        memory_(memory),
+        threads_(call.plan.threads()) {}
+
+  void run_slice(std::int64_t begin, std::int64_t end, std::int64_t context_block) {
+    const std::int64_t rows = end - begin;
+    mha::QuerySlice slice;
+    slice.first_position = begin;
+    slice.q = call_.inputs.q.slice(request_.token_at(begin), request_.token_at(end));
+    slice.accumulated = View<float>(memory_.accumulated.data(), {rows, geometry_.num_heads, geometry_.v_head_dim});
+    slice.state = View<RowState>(memory_.state.data(), {rows, geometry_.num_heads});
+    std::fill_n(slice.accumulated.data(), slice.accumulated.size(), 0.0F);
+    std::fill_n(slice.state.data(), slice.state.size(), RowState{});
+    std::int64_t key_end = end;
+    if (mask_ == MaskUse::selection) {
+      key_end = build_masks(begin, rows);
+      slice.mask = View<const std::uint64_t>(memory_.masks.data(), {rows, memory_.words});
+    }
+    for (std::int64_t first = 0; first < key_end; first += context_block) {
+      const std::int64_t count = std::min(context_block, key_end - first);
+      if (mask_ == MaskUse::selection && !any_key(slice.mask, first, count)) {
+        continue;
+      }
+      const mha::KeyBlock keys = up_project_block(first, count);
+      mha::attend_block(geometry_, static_cast<float>(attention_.scale), keys, slice,
+                        View<float>(memory_.scratch.data(), {threads_, mha::scratch_floats(geometry_)}), threads_);
+    }
+    finish(slice, request_.token_at(begin));
+  }
+
+ private:
+  /// Masks of the slice's rows; returns the end of the keys they reach.
+  std::int64_t build_masks(std::int64_t begin, std::int64_t rows) {
+    const std::int64_t tasks = (rows + kRowsATask - 1) / kRowsATask;
+    device::parallel_for(tasks, threads_, [&](std::int64_t task, int thread) {
+      const auto pages = memory_.pages.subspan(static_cast<std::size_t>(thread * memory_.entries),
+                                               static_cast<std::size_t>(memory_.entries));
+      const MaskBuilder builder(attention_, call_.inputs, request_, pages);
+      for (std::int64_t r = task * kRowsATask; r < std::min(rows, (task + 1) * kRowsATask); ++r) {
+        builder.build(begin + r, memory_.masks.subspan(static_cast<std::size_t>(r * memory_.words),
+                                                       static_cast<std::size_t>(memory_.words)));
+      }
+    });
+    return call_.inputs.selection.space == SelectionSpace::cache_slot ? request_.seq_len : begin + rows;
+  }
+
+  static bool any_key(const View<const std::uint64_t>& mask, std::int64_t first, std::int64_t count) noexcept {
+    for (std::int64_t r = 0; r < mask.dim(0); ++r) {
+      for (std::int64_t w = first / kMaskKeys; w < mask_words(first + count); ++w) {
+        if (mask(r, w) != 0) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  template <class T>
+  void gather(std::int64_t first, std::int64_t count) {
+    const cache::RowCodec codec(attention_.format, geometry_, attention_.compute, call_.inputs.cache.scale);
+    auto* latent = reinterpret_cast<T*>(memory_.latent.data());
+    auto* rope = reinterpret_cast<T*>(memory_.rope.data());
+    const std::int64_t rope_dim = geometry_.qk_rope_head_dim;
+    device::parallel_for((count + kRowsATask - 1) / kRowsATask, threads_, [&](std::int64_t task, int) {
+      for (std::int64_t k = task * kRowsATask; k < std::min(count, (task + 1) * kRowsATask); ++k) {
+        const std::int64_t slot = slot_of(call_.inputs.requests, call_.inputs.cache, request_.number, first + k);
+        codec.read(call_.inputs.cache.row(slot), latent + k * geometry_.kv_lora_rank, rope + k * rope_dim);
+        for (std::int64_t i = 0; i < rope_dim; ++i) {
+          memory_.rope_floats[static_cast<std::size_t>(k * rope_dim + i)] = static_cast<float>(rope[k * rope_dim + i]);
+        }
+      }
+    });
+  }
+
+  mha::KeyBlock up_project_block(std::int64_t first, std::int64_t count) {
+    if (attention_.compute == DType::float32) {
+      gather<float>(first, count);
+    } else {
+      gather<bfloat16>(first, count);
+    }
+    const ConstAnyView latent(memory_.latent.data(), attention_.compute, 2, {count, geometry_.kv_lora_rank},
+                              {geometry_.kv_lora_rank, 1});
+    const View<float> up(memory_.up_projected.data(),
+                         {count, geometry_.num_heads, geometry_.qk_nope_head_dim + geometry_.v_head_dim});
+    up_project(attention_.compute, latent, call_.weights.kv_b_proj, up, threads_);
+    mha::KeyBlock keys;
+    keys.first = first;
+    keys.count = count;
+    keys.up_projected = up;
+    if (geometry_.qk_rope_head_dim != 0) {
+      keys.rope_key = View<const float>(memory_.rope_floats.data(), {count, geometry_.qk_rope_head_dim});
+    }
+    return keys;
+  }
+
+  void finish(const mha::QuerySlice& slice, std::int64_t first_token) {
+    const float* sinks = call_.weights.sink.empty() ? nullptr : call_.weights.sink.data();
+    const std::int64_t sink_stride = call_.weights.sink.empty() ? 0 : call_.weights.sink.stride(0);
+    const std::int64_t rows = slice.state.dim(0);
+    device::parallel_for((rows + kRowsATask - 1) / kRowsATask, threads_, [&](std::int64_t task, int) {
+      for (std::int64_t r = task * kRowsATask; r < std::min(rows, (task + 1) * kRowsATask); ++r) {
+        for (std::int64_t h = 0; h < geometry_.num_heads; ++h) {
+          float lse = 0.0F;
+          const float factor = finish_row(slice.state(r, h), sinks == nullptr ? nullptr : sinks + h * sink_stride, lse);
+          scale_values(geometry_.v_head_dim, slice.accumulated.at(r, h), factor);
+          store_floats(slice.accumulated.at(r, h), geometry_.v_head_dim, call_.outputs.out, first_token + r, h);
+          if (!call_.outputs.lse.empty()) {
+            call_.outputs.lse(first_token + r, h) = lse;
+          }
+        }
+      }
+    });
+  }
+
+  const Call& call_;
+  const Attention& attention_;
+  const Geometry& geometry_;
+  Request request_;
+  MaskUse mask_;
+  const MhaMemory& memory_;
+  int threads_;
+};
+
+Path path_of(MaskUse mask) noexcept { return mask == MaskUse::causal ? Path::dense_mha : Path::masked_mha; }
+
+}  // namespace
+
+void run_mha(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena arena) {
+  const Blocking& blocking = call.plan.blocking(path_of(mask));
+  Extents extents{.rows = 0, .keys = 0, .threads = call.plan.threads()};
+  for (const Rows& r : rows) {
+    extents.keys = std::max<std::int64_t>(extents.keys, call.inputs.requests.seq_len(r.request));
+  }
+  const MhaMemory memory(arena, call.plan.attention(), extents, blocking, mask);
+  for (const Rows& r : rows) {
+    MhaRequest request(call, request_of(call.inputs.requests, r.request), mask, memory);
+    for (std::int64_t begin = r.begin; begin < r.end; begin += blocking.query_slice) {
+      request.run_slice(begin, std::min(r.end, begin + blocking.query_slice), blocking.context_block);
+    }
+  }
+}
+
+std::int64_t mha_workspace_bytes(const Attention& attention, const Extents& extents, const Blocking& blocking,
+                                 MaskUse mask) {
+  Arena arena;
+  const MhaMemory memory(arena, attention, extents, blocking, mask);
+  return arena.used();
+}
+
+Blocking choose_mha_blocking(const Attention& attention, const Extents& extents, std::int64_t budget, MaskUse mask) {
+  const std::int64_t all_keys = std::max(kMaskKeys, mask_words(extents.keys) * kMaskKeys);
+  const std::int64_t all_rows = std::max<std::int64_t>(extents.rows, 1);
+  Blocking blocking{.query_slice = 1, .context_block = std::min(kLongestBlock, all_keys)};
+  const auto bytes = [&] { return mha_workspace_bytes(attention, extents, blocking, mask); };
+  // A block takes at most half of the budget, so that slices are not starved by it.
+  while (blocking.context_block > kMaskKeys && bytes() > budget / 2) {
+    blocking.context_block = mask_words(blocking.context_block / 2) * kMaskKeys;
+  }
+  const std::int64_t one = bytes();
+  blocking.query_slice = 65;
+  const std::int64_t a_row = (bytes() - one) / 64 + 1;
+  blocking.query_slice = std::clamp<std::int64_t>((budget - one) / a_row, 1, all_rows);
+  while (blocking.query_slice > 1 && bytes() > budget) {
+    blocking.query_slice -= (blocking.query_slice + 63) / 64;
+  }
+  return blocking;
+}
+
+Work count_mha_work(const Attention& attention, std::int64_t begin, std::int64_t end, std::int64_t query_slice) {
+  const Geometry& g = attention.geometry;
+  const auto rows = static_cast<double>(end - begin);
+  const double pairs = rows * (static_cast<double>(begin + end) + 1.0) / 2.0;
+  const auto heads = static_cast<double>(g.num_heads);
+  // Every slice gathers and up-projects the keys up to its own last row.
+  double keys = 0.0;
+  for (std::int64_t slice_end = begin; slice_end < end;) {
+    slice_end = std::min(end, slice_end + query_slice);
+    keys += static_cast<double>(slice_end);
+  }
+  Work work;
+  work.product_flops =
+      2.0 * keys * static_cast<double>(g.kv_lora_rank) * heads * static_cast<double>(g.qk_nope_head_dim + g.v_head_dim);
+  work.mha_flops = 2.0 * pairs * heads * static_cast<double>(g.qk_head_dim() + g.v_head_dim);
+  work.cache_bytes = keys * static_cast<double>(cache_row_bytes(attention.format, g));
+  return work;
+}
+
+}  // namespace headrace::attention

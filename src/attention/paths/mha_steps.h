@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/arena.h"
+#include "attention/paths/path.h"
+
+namespace headrace::attention {
+
+/// Whether rows are told apart by the diagonal alone or by bit masks made from the selection.
+enum class MaskUse : std::uint8_t { causal, selection };
+
+/// What dense_mha and masked_mha have in common: per query slice and context block, gather latents, up-project them,
+/// flash attention onto the slice's float32 accumulators; then divide, apply the sink, store.
+void run_mha(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena arena);
+
+[[nodiscard]] std::int64_t mha_workspace_bytes(const Attention& attention, const Extents& extents,
+                                               const Blocking& blocking, MaskUse mask);
+
+/// Context blocks are kept long enough for the up-projection to run at full rate; the rest of the budget goes to long
+/// query slices, since every slice up-projects its context anew.
+[[nodiscard]] Blocking choose_mha_blocking(const Attention& attention, const Extents& extents, std::int64_t budget,
+                                           MaskUse mask);
+
+/// Work of rows [begin, end) over all keys up to the diagonal.
+[[nodiscard]] Work count_mha_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                  std::int64_t query_slice);
+
+}  // namespace headrace::attention

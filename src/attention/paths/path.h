@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/arena.h"
+#include "headrace/attention.h"
+#include "headrace/plan.h"
+
+namespace headrace::attention {
+
+/// Rows at positions [begin, end) of a request.
+struct Rows {
+  std::int64_t request = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  [[nodiscard]] std::int64_t count() const noexcept { return end - begin; }
+};
+
+/// Counted work of a path on some rows; the router turns it into time with a profile's rates.
+struct Work {
+  double product_flops = 0.0;  ///< up-projection or absorption
+  double mha_flops = 0.0;      ///< scores and values over up-projected keys
+  double mqa_flops = 0.0;      ///< scores and values over latents
+  double mask_keys = 0.0;      ///< selection entries read and mask words written
+  double cache_bytes = 0.0;    ///< read from the paged cache
+
+  Work& operator+=(const Work& other) noexcept;
+};
+
+/// The largest sizes a plan's workspace must serve.
+struct Extents {
+  std::int64_t rows = 0;  ///< on this path, in one request (the MHA paths) or in all (topk_mqa)
+  std::int64_t keys = 0;  ///< of the longest request on this path
+  int threads = 1;
+};
+
+/// Everything of one call that does not depend on the path.
+struct Call {
+  const Plan& plan;
+  const Weights& weights;
+  const Inputs& inputs;
+  const Outputs& outputs;
+};
+
+/// One exact algorithm: what it needs, what it costs, how much memory it takes, and its sequence of steps. Knows
+/// nothing of routing.
+class PathAlgorithm {
+ public:
+  virtual ~PathAlgorithm() = default;
+
+  /// Reasons why it cannot serve the rows; empty when it can. Whatever is not declared here is supported.
+  [[nodiscard]] virtual std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
+                                                                    std::int64_t end, bool exact) const = 0;
+  /// @param query_slice  rows at once, >= 1
+  [[nodiscard]] virtual Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                        std::int64_t query_slice) const = 0;
+  /// Bytes of workspace with a given blocking.
+  [[nodiscard]] virtual std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
+                                                     const Blocking& blocking) const = 0;
+  /// The blocking that does the least work within `budget` bytes, or, when none fits, the one that takes the least.
+  [[nodiscard]] virtual Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                                 std::int64_t budget) const = 0;
+  /// Attention for the rows; `arena` holds at least workspace_bytes.
+  virtual void run(const Call& call, std::span<const Rows> rows, Arena arena) const = 0;
+};
+
+/// The algorithm behind a path on the CPU.
+[[nodiscard]] const PathAlgorithm& algorithm_of(Path path);
+
+}  // namespace headrace::attention

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "attention/paths/path.h"
+
+namespace headrace::attention {
+
+/// Absorbs the up-projection into the query, attends to the selected latents, and projects the result. Serves every
+/// row.
+class TopkMqa final : public PathAlgorithm {
+ public:
+  [[nodiscard]] std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
+                                                            std::int64_t end, bool exact) const override;
+  [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                std::int64_t query_slice) const override;
+  [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
+                                             const Blocking& blocking) const override;
+  [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+  void run(const Call& call, std::span<const Rows> rows, Arena arena) const override;
+};
+
+}  // namespace headrace::attention

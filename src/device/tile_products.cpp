@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/tile_products.h"
+
+#include <algorithm>
+
+// The register tiles below are arrays of vectors, which scalable-vector targets do not allow; Arm runs NEON instead.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/tile_products.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace headrace::device::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+
+// Register tiles: rows x columns of accumulators, plus one row of operands, within 32 registers (AVX-512, NEON) or 16.
+#if HWY_TARGET == HWY_NEON || (HWY_TARGET <= HWY_AVX3 && HWY_TARGET >= HWY_AVX3_DL)
+constexpr std::int64_t kDotRows = 4;
+constexpr std::int64_t kDotColumns = 5;
+constexpr std::int64_t kOuterRows = 6;
+constexpr std::int64_t kOuterVectors = 4;
+#else
+constexpr std::int64_t kDotRows = 3;
+constexpr std::int64_t kDotColumns = 3;
+constexpr std::int64_t kOuterRows = 4;
+constexpr std::int64_t kOuterVectors = 2;
+#endif
+
+/// A Rows x Columns corner of c = a b^T: dot products along K, one vector of partial sums for each element.
+template <std::int64_t Rows, std::int64_t Columns>
+void dot_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, const float* HWY_RESTRICT b,
+              std::int64_t ldb, float* HWY_RESTRICT c, std::int64_t ldc, Update update) {
+  const D d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V sum[Rows][Columns];
+  for (std::int64_t m = 0; m < Rows; ++m) {
+    for (std::int64_t n = 0; n < Columns; ++n) {
+      sum[m][n] = hn::Zero(d);
+    }
+  }
+  std::int64_t k = 0;
+  for (; k + lanes <= K; k += lanes) {
+    V column[Columns];
+    for (std::int64_t n = 0; n < Columns; ++n) {
+      column[n] = hn::LoadU(d, b + n * ldb + k);
+    }
+    for (std::int64_t m = 0; m < Rows; ++m) {
+      const V row = hn::LoadU(d, a + m * lda + k);
+      for (std::int64_t n = 0; n < Columns; ++n) {
+        sum[m][n] = hn::MulAdd(row, column[n], sum[m][n]);
+      }
+    }
+  }
+  if (k < K) {
+    const auto rest = hn::FirstN(d, static_cast<std::size_t>(K - k));
+    for (std::int64_t m = 0; m < Rows; ++m) {
+      const V row = hn::MaskedLoad(rest, d, a + m * lda + k);
+      for (std::int64_t n = 0; n < Columns; ++n) {
+        sum[m][n] = hn::MulAdd(row, hn::MaskedLoad(rest, d, b + n * ldb + k), sum[m][n]);
+      }
+    }
+  }
+  for (std::int64_t m = 0; m < Rows; ++m) {
+    for (std::int64_t n = 0; n < Columns; ++n) {
+      const float value = hn::GetLane(hn::SumOfLanes(d, sum[m][n]));
+      float& out = c[m * ldc + n];
+      out = update == Update::add ? out + value : value;
+    }
+  }
+}
+
+template <std::int64_t Rows>
+void dot_rows(std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+              float* c, std::int64_t ldc, Update update) {
+  std::int64_t n = 0;
+  for (; n + kDotColumns <= N; n += kDotColumns) {
+    dot_tile<Rows, kDotColumns>(K, a, lda, b + n * ldb, ldb, c + n, ldc, update);
+  }
+  for (; n < N; ++n) {
+    dot_tile<Rows, 1>(K, a, lda, b + n * ldb, ldb, c + n, ldc, update);
+  }
+}
+
+void ProductsNt(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
+                std::int64_t ldb, float* c, std::int64_t ldc, Update update) {
+  std::int64_t m = 0;
+  for (; m + kDotRows <= M; m += kDotRows) {
+    dot_rows<kDotRows>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc, update);
+  }
+  for (; m < M; ++m) {
+    dot_rows<1>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc, update);
+  }
+}
+
+/// A corner of c += a b of Rows x (Vectors whole vectors): outer products along K.
+template <std::int64_t Rows, std::int64_t Vectors>
+void outer_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, const float* HWY_RESTRICT b,
+                std::int64_t ldb, float* HWY_RESTRICT c, std::int64_t ldc) {
+  const D d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V sum[Rows][Vectors];
+  for (std::int64_t m = 0; m < Rows; ++m) {
+    for (std::int64_t n = 0; n < Vectors; ++n) {
+      sum[m][n] = hn::LoadU(d, c + m * ldc + n * lanes);
+    }
+  }
+  for (std::int64_t k = 0; k < K; ++k) {
+    V row[Vectors];
+    for (std::int64_t n = 0; n < Vectors; ++n) {
+      row[n] = hn::LoadU(d, b + k * ldb + n * lanes);
+    }
+    for (std::int64_t m = 0; m < Rows; ++m) {
+      const V factor = hn::Set(d, a[m * lda + k]);
+      for (std::int64_t n = 0; n < Vectors; ++n) {
+        sum[m][n] = hn::MulAdd(factor, row[n], sum[m][n]);
+      }
+    }
+  }
+  for (std::int64_t m = 0; m < Rows; ++m) {
+    for (std::int64_t n = 0; n < Vectors; ++n) {
+      hn::StoreU(sum[m][n], d, c + m * ldc + n * lanes);
+    }
+  }
+}
+
+/// The columns that do not fill a vector, for one row.
+void outer_rest(std::int64_t N, std::int64_t K, const float* a, const float* b, std::int64_t ldb, float* c) {
+  const D d;
+  const auto rest = hn::FirstN(d, static_cast<std::size_t>(N));
+  V sum = hn::MaskedLoad(rest, d, c);
+  for (std::int64_t k = 0; k < K; ++k) {
+    sum = hn::MulAdd(hn::Set(d, a[k]), hn::MaskedLoad(rest, d, b + k * ldb), sum);
+  }
+  hn::BlendedStore(sum, rest, d, c);
+}
+
+template <std::int64_t Rows>
+void outer_rows(std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                float* c, std::int64_t ldc) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(D()));
+  std::int64_t n = 0;
+  for (; n + kOuterVectors * lanes <= N; n += kOuterVectors * lanes) {
+    outer_tile<Rows, kOuterVectors>(K, a, lda, b + n, ldb, c + n, ldc);
+  }
+  for (; n + lanes <= N; n += lanes) {
+    outer_tile<Rows, 1>(K, a, lda, b + n, ldb, c + n, ldc);
+  }
+  for (std::int64_t m = 0; n < N && m < Rows; ++m) {
+    outer_rest(N - n, K, a + m * lda, b + n, ldb, c + m * ldc + n);
+  }
+}
+
+void ProductsNnAdd(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
+                   std::int64_t ldb, float* c, std::int64_t ldc) {
+  std::int64_t m = 0;
+  for (; m + kOuterRows <= M; m += kOuterRows) {
+    outer_rows<kOuterRows>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+  }
+  for (; m < M; ++m) {
+    outer_rows<1>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+  }
+}
+
+const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace headrace::device::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace headrace::device {
+
+HWY_EXPORT(ProductsNt);
+HWY_EXPORT(ProductsNnAdd);
+HWY_EXPORT(TargetName);
+
+void products_nt(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
+                 std::int64_t ldb, float* c, std::int64_t ldc, Update update) {
+  HWY_DYNAMIC_DISPATCH(ProductsNt)(M, N, K, a, lda, b, ldb, c, ldc, update);
+}
+
+void products_nn_add(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
+                     std::int64_t ldb, float* c, std::int64_t ldc) {
+  HWY_DYNAMIC_DISPATCH(ProductsNnAdd)(M, N, K, a, lda, b, ldb, c, ldc);
+}
+
+const char* tile_products_target() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
+
+}  // namespace headrace::device
+#endif  // HWY_ONCE

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "routing/router.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "device/parallel.h"
+#include "headrace/error.h"
+#include "routing/cost_model.h"
+
+namespace headrace {
+namespace {
+
+/// What a plan takes at most when the caller sets no limit: enough for products and tiles to run at full rate.
+constexpr std::int64_t kDefaultWorkspace = std::int64_t{256} << 20;
+
+void validate_lengths(const Batch& batch) {
+  if (batch.query_len.size() != batch.seq_len_bound.size()) {
+    throw Error("batch.seq_len_bound", fmt::format("one entry for each of {} requests", batch.query_len.size()),
+                std::to_string(batch.seq_len_bound.size()));
+  }
+  std::int64_t tokens = 0;
+  for (std::size_t b = 0; b < batch.query_len.size(); ++b) {
+    if (batch.query_len[b] < 0) {
+      throw Error(fmt::format("batch.query_len[{}]", b), "at least 0", std::to_string(batch.query_len[b]));
+    }
+    if (batch.seq_len_bound[b] < batch.query_len[b]) {
+      throw Error(fmt::format("batch.seq_len_bound[{}]", b),
+                  fmt::format("at least the {} query tokens", batch.query_len[b]),
+                  std::to_string(batch.seq_len_bound[b]));
+    }
+    tokens += batch.query_len[b];
+  }
+  if (tokens > std::numeric_limits<std::int32_t>::max()) {
+    throw Error("batch.query_len", "fewer than 2^31 tokens in all", std::to_string(tokens));
+  }
+}
+
+std::string describe_rows(std::int64_t begin, std::int64_t end) {
+  return end - begin == 1 ? fmt::format("the row at position {}", begin)
+                          : fmt::format("rows at positions {} to {}", begin, end - 1);
+}
+
+/// The rest of a sentence that says why the cheapest option is it.
+template <class Options>
+std::string compare(const Options& options, Path chosen) {
+  std::vector<std::string> others;
+  for (const auto& option : options) {
+    if (option.path == chosen) {
+      continue;
+    }
+    others.push_back(option.unmet.empty() ? fmt::format("{} {:.3g} ms", name_of(option.path), option.predicted_ms)
+                                          : fmt::format("{} cannot run", name_of(option.path)));
+  }
+  return fmt::format("predicted {:.3g} ms; {}", options[static_cast<std::size_t>(chosen)].predicted_ms,
+                     fmt::join(others, ", "));
+}
+
+}  // namespace
+
+Router::Router(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints)
+    : attention_(attention),
+      batch_(batch),
+      limits_(limits),
+      hints_(hints),
+      profile_(hints.profile ? *hints.profile : Profile::nominal_cpu(attention.compute)),
+      threads_(device::thread_count(limits.device.threads)) {
+  attention.validate();
+  validate_lengths(batch);
+  if (limits.workspace_bytes < 0) {
+    throw Error("limits.workspace_bytes", "at least 0", std::to_string(limits.workspace_bytes));
+  }
+}
+
+std::int64_t Router::budget() const noexcept { return std::min(limits_.workspace_bytes, kDefaultWorkspace); }
+
+std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
+  const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
+  const attention::Extents extents{.rows = 1, .keys = keys, .threads = threads_};
+  return algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
+}
+
+Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end) const {
+  const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
+  Option option{.path = path, .predicted_ms = 0.0, .unmet = {}};
+  option.unmet = algorithm.unmet_requirements(attention_, begin, end, batch_.exact);
+  const std::int64_t least = least_bytes(path, end);
+  if (least > limits_.workspace_bytes) {
+    option.unmet.push_back(fmt::format("it needs at least {} bytes of workspace for {} keys, the limit is {}", least,
+                                       end, limits_.workspace_bytes));
+  }
+  if (option.unmet.empty()) {
+    const attention::Extents extents{.rows = end - begin, .keys = end, .threads = threads_};
+    const Blocking blocking = algorithm.choose_blocking(attention_, extents, std::max(budget(), least));
+    const attention::Work work = algorithm.count_work(attention_, begin, end, blocking.query_slice);
+    option.predicted_ms = routing::predict_ms(work, profile_, threads_, end - begin);
+  }
+  return option;
+}
+
+std::array<Router::Option, 3> Router::evaluate_all(std::int64_t begin, std::int64_t end) const {
+  return {evaluate(Path::dense_mha, begin, end), evaluate(Path::masked_mha, begin, end),
+          evaluate(Path::topk_mqa, begin, end)};
+}
+
+std::int64_t Router::scoring_begin(std::int64_t begin, std::int64_t end) const {
+  const std::int64_t prefix = std::min(attention_.rule.covered_prefix(), end);
+  if (!batch_.exact) {
+    return prefix;
+  }
+  std::int64_t position = std::max(prefix, begin);
+  while (position < end && attention_.rule.covers(position)) {
+    ++position;
+  }
+  return position;
+}
+
+void Router::route_forced(RequestPlan& plan, const std::array<Option, 3>& options) const {
+  const std::int64_t begin = plan.context_len;
+  const std::int64_t end = begin + plan.query_len;
+  const Option& forced = options[static_cast<std::size_t>(*hints_.force)];
+  if (!forced.unmet.empty()) {
+    throw Error("force", fmt::format("a path that can serve request {}", plan.request),
+                fmt::format("{}: {}", name_of(forced.path), fmt::join(forced.unmet, "; ")));
+  }
+  plan.path = forced.path;
+  plan.predicted_ms = forced.predicted_ms;
+  plan.reason = "forced";
+  plan.segments = {{plan.request, begin, end, forced.path}};
+}
+
+void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& options) const {
+  const std::int64_t begin = plan.context_len;
+  const std::int64_t end = begin + plan.query_len;
+  const auto cheapest = [](const std::array<Option, 3>& of) {
+    const Option* best = nullptr;
+    for (const Option& option : of) {
+      if (option.unmet.empty() && (best == nullptr || option.predicted_ms < best->predicted_ms)) {
+        best = &option;
+      }
+    }
+    return best;
+  };
+  const Option* whole = cheapest(options);
+  if (whole == nullptr) {
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (const Path path : kPaths) {
+      if (attention::algorithm_of(path).unmet_requirements(attention_, begin, end, batch_.exact).empty()) {
+        least = std::min(least, least_bytes(path, end));
+      }
+    }
+    throw Error("limits.workspace_bytes", fmt::format("at least {} bytes for request {}", least, plan.request),
+                std::to_string(limits_.workspace_bytes));
+  }
+  plan.path = whole->path;
+  plan.predicted_ms = whole->predicted_ms;
+  plan.segments = {{plan.request, begin, end, whole->path}};
+  plan.reason = compare(options, whole->path);
+  if (plan.skip_scoring) {
+    plan.reason = fmt::format("{} covers every key of every row: {}", attention_.rule.to_string(), plan.reason);
+  }
+
+  // The first rows of a long request are covered and may be cheaper on a path of their own.
+  const std::int64_t split = plan.scoring_begin;
+  if (split <= begin || split >= end) {
+    return;
+  }
+  const std::array<Option, 3> covered = evaluate_all(begin, split);
+  const std::array<Option, 3> rest = evaluate_all(split, end);
+  const Option* first = cheapest(covered);
+  const Option* second = cheapest(rest);
+  if (first == nullptr || second == nullptr || first->path == second->path ||
+      first->predicted_ms + second->predicted_ms >= whole->predicted_ms) {
+    return;
+  }
+  plan.path = second->path;
+  plan.predicted_ms = first->predicted_ms + second->predicted_ms;
+  plan.segments = {{plan.request, begin, split, first->path}, {plan.request, split, end, second->path}};
+  plan.reason = fmt::format("{} are covered and go {} ({}); {} go {} ({}); together less than {:.3g} ms on {} alone",
+                            describe_rows(begin, split), name_of(first->path), compare(covered, first->path),
+                            describe_rows(split, end), name_of(second->path), compare(rest, second->path),
+                            whole->predicted_ms, name_of(whole->path));
+}
+
+RequestPlan Router::route(std::int64_t request) const {
+  const auto b = static_cast<std::size_t>(request);
+  RequestPlan plan;
+  plan.request = request;
+  plan.query_len = batch_.query_len[b];
+  plan.context_len = batch_.seq_len_bound[b] - batch_.query_len[b];
+  const std::int64_t begin = plan.context_len;
+  const std::int64_t end = batch_.seq_len_bound[b];
+  if (plan.query_len == 0) {
+    plan.path = hints_.force.value_or(Path::topk_mqa);
+    plan.reason = "no query tokens";
+    plan.skip_scoring = true;
+    plan.scoring_begin = end;
+    return plan;
+  }
+  plan.scoring_begin = scoring_begin(begin, end);
+  plan.skip_scoring = plan.scoring_begin >= end;
+  const std::array<Option, 3> options = evaluate_all(begin, end);
+  if (hints_.force) {
+    route_forced(plan, options);
+  } else {
+    route_cheapest(plan, options);
+  }
+  for (const Option& option : options) {
+    if (option.path != plan.path) {
+      plan.alternatives.push_back({option.path, option.predicted_ms, option.unmet});
+    }
+  }
+  return plan;
+}
+
+void Router::size_workspace(Plan& plan) const {
+  for (const Path path : kPaths) {
+    attention::Extents extents{.rows = 0, .keys = 0, .threads = threads_};
+    for (const RequestPlan& request : plan.requests_) {
+      for (const Segment& segment : request.segments) {
+        if (segment.path != path) {
+          continue;
+        }
+        // Lengths below their bounds may move every row of the request into any of its segments.
+        const std::int64_t rows = batch_.exact ? segment.end - segment.begin : request.query_len;
+        extents.rows = path == Path::topk_mqa ? extents.rows + rows : std::max(extents.rows, rows);
+        extents.keys = std::max(extents.keys, request.context_len + request.query_len);
+      }
+    }
+    if (extents.rows == 0) {
+      continue;
+    }
+    const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
+    const std::int64_t least =
+        algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
+    Blocking& blocking = plan.blocking_[static_cast<std::size_t>(path)];
+    blocking = algorithm.choose_blocking(attention_, extents, std::max(budget(), least));
+    plan.workspace_bytes_ = std::max(plan.workspace_bytes_, algorithm.workspace_bytes(attention_, extents, blocking));
+  }
+}
+
+Plan Router::make_plan() const {
+  Plan plan;
+  plan.attention_ = attention_;
+  plan.threads_ = threads_;
+  plan.exact_ = batch_.exact;
+  plan.requests_.reserve(batch_.query_len.size());
+  for (std::size_t b = 0; b < batch_.query_len.size(); ++b) {
+    plan.requests_.push_back(route(static_cast<std::int64_t>(b)));
+  }
+  size_workspace(plan);
+  return plan;
+}
+
+Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints) {
+  return Router(attention, batch, limits, hints).make_plan();
+}
+
+std::vector<std::string> unmet_requirements(Path path, const Attention& attention, std::int64_t begin, std::int64_t end,
+                                            bool exact) {
+  return attention::algorithm_of(path).unmet_requirements(attention, begin, end, exact);
+}
+
+}  // namespace headrace
