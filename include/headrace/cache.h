@@ -44,8 +44,9 @@ struct BasicCacheView {
   [[nodiscard]] Byte* row(std::int64_t slot) const noexcept {
     return data + (slot / page_size) * page_stride + (slot % page_size) * row_stride;
   }
-  operator BasicCacheView<const Byte>() const noexcept  // NOLINT(google-explicit-constructor): adds const
-      requires(!std::is_const_v<Byte>) {
+  /// A mutable cache converts to a read-only one.
+  template <class Other, std::enable_if_t<std::is_same_v<Other, const Byte> && !std::is_const_v<Byte>, int> = 0>
+  operator BasicCacheView<Other>() const noexcept {  // NOLINT(google-explicit-constructor)
     return {data, num_pages, page_size, page_stride, row_stride, scale, row_bytes};
   }
 };

@@ -39,6 +39,8 @@ class Tensor {
   }
 
  private:
+  [[nodiscard]] Dims contiguous_strides() const noexcept;
+
   struct Free {
     void operator()(std::byte* p) const noexcept;
   };

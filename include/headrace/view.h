@@ -42,10 +42,9 @@ class View {
   }
   View(T* data, int rank, const Dims& shape, const Dims& stride) noexcept
       : data_(data), rank_(rank), shape_(shape), stride_(stride) {}
-  /// View<T> converts to View<const T>.
-  template <class U>
-  requires std::is_convertible_v<U (*)[], T (*)[]> View(const View<U>& other)
-  noexcept  // NOLINT(google-explicit-constructor): adds const, as pointers do
+  /// View<T> converts to View<const T>, as pointers do.
+  template <class U, std::enable_if_t<std::is_convertible_v<U (*)[], T (*)[]>, int> = 0>
+  View(const View<U>& other) noexcept  // NOLINT(google-explicit-constructor)
       : data_(other.data()), rank_(other.rank()), shape_(other.shape()), stride_(other.strides()) {}
 
   [[nodiscard]] T* data() const noexcept { return data_; }
@@ -108,17 +107,17 @@ class BasicAnyView {
   BasicAnyView() = default;
   BasicAnyView(Void* data, DType dtype, int rank, const Dims& shape, const Dims& stride) noexcept
       : data_(data), dtype_(dtype), rank_(rank), shape_(shape), stride_(stride) {}
-  template <class T>
-  requires std::is_convertible_v<T*, Void*> BasicAnyView(const View<T>& view)
-  noexcept  // NOLINT(google-explicit-constructor): forgets the type, loses nothing
+  /// Forgets the element type, loses nothing.
+  template <class T, std::enable_if_t<std::is_convertible_v<T*, Void*>, int> = 0>
+  BasicAnyView(const View<T>& view) noexcept  // NOLINT(google-explicit-constructor)
       : data_(view.data()),
         dtype_(DTypeOf<std::remove_const_t<T>>::value),
         rank_(view.rank()),
         shape_(view.shape()),
         stride_(view.strides()) {}
-  template <class Other>
-  requires(std::is_same_v<Other, void>&& std::is_const_v<Void>) BasicAnyView(const BasicAnyView<Other>& other)
-  noexcept  // NOLINT(google-explicit-constructor): adds const
+  /// AnyView converts to ConstAnyView.
+  template <class Other, std::enable_if_t<std::is_same_v<Other, void> && std::is_const_v<Void>, int> = 0>
+  BasicAnyView(const BasicAnyView<Other>& other) noexcept  // NOLINT(google-explicit-constructor)
       : data_(other.data()),
         dtype_(other.dtype()),
         rank_(other.rank()),

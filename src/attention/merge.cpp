@@ -25,7 +25,7 @@ auto selected(D d, std::uint64_t mask, std::int64_t i) {
   return hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
 }
 
-float MergeTile(std::int64_t keys, float* scores, float scale, std::uint64_t mask, RowState& state) {
+float merge_tile_target(std::int64_t keys, float* scores, float scale, std::uint64_t mask, RowState& state) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   if (keys < 64) {
@@ -58,7 +58,7 @@ float MergeTile(std::int64_t keys, float* scores, float scale, std::uint64_t mas
   return rescale;
 }
 
-void ScaleValues(std::int64_t n, float* x, float factor) {
+void scale_values_target(std::int64_t n, float* x, float factor) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto f = hn::Set(d, factor);
@@ -77,14 +77,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace headrace::attention {
 
-HWY_EXPORT(MergeTile);
-HWY_EXPORT(ScaleValues);
+HWY_EXPORT(merge_tile_target);
+HWY_EXPORT(scale_values_target);
 
 float merge_tile(std::int64_t keys, float* scores, float scale, std::uint64_t mask, RowState& state) {
-  return HWY_DYNAMIC_DISPATCH(MergeTile)(keys, scores, scale, mask, state);
+  return HWY_DYNAMIC_DISPATCH(merge_tile_target)(keys, scores, scale, mask, state);
 }
 
-void scale_values(std::int64_t n, float* x, float factor) { HWY_DYNAMIC_DISPATCH(ScaleValues)(n, x, factor); }
+void scale_values(std::int64_t n, float* x, float factor) { HWY_DYNAMIC_DISPATCH(scale_values_target)(n, x, factor); }
 
 float finish_row(const RowState& state, const float* sink, float& lse) {
   if (state.sum == 0.0F) {

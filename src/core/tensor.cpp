@@ -27,7 +27,6 @@ Tensor::Tensor(DType dtype, std::initializer_list<std::int64_t> shape)
   }
   bytes_ = bytes;
   const std::int64_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
-  // calloc-like: large zero pages come from the system untouched, so reserving costs nothing until used.
   void* p = std::aligned_alloc(static_cast<std::size_t>(kAlignment), static_cast<std::size_t>(rounded));
   if (p == nullptr) {
     throw Error("tensor", "memory for " + std::to_string(bytes) + " bytes", "none");
@@ -38,16 +37,20 @@ Tensor::Tensor(DType dtype, std::initializer_list<std::int64_t> shape)
 
 void Tensor::Free::operator()(std::byte* p) const noexcept { std::free(p); }
 
-AnyView Tensor::view() noexcept {
+AnyView Tensor::view() noexcept { return AnyView(data_.get(), dtype_, rank_, shape_, contiguous_strides()); }
+
+ConstAnyView Tensor::view() const noexcept {
+  return ConstAnyView(data_.get(), dtype_, rank_, shape_, contiguous_strides());
+}
+
+Dims Tensor::contiguous_strides() const noexcept {
   Dims stride{};
   std::int64_t step = 1;
   for (int i = rank_ - 1; i >= 0; --i) {
     stride[static_cast<std::size_t>(i)] = step;
     step *= dim(i);
   }
-  return AnyView(data_.get(), dtype_, rank_, shape_, stride);
+  return stride;
 }
-
-ConstAnyView Tensor::view() const noexcept { return const_cast<Tensor*>(this)->view(); }
 
 }  // namespace headrace

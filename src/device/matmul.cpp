@@ -72,23 +72,36 @@ BasicAnyView<Void> block_of(const BasicAnyView<Void>& m, std::int64_t row, std::
   return some.slice(column, column + columns).transposed();
 }
 
+/// oneDNN's handles are not const, but it only reads the sources.
+void* read_only(const ConstAnyView& m) {
+  return const_cast<void*>(m.data());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+}
+
 const dnnl::engine& engine() {
   static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
   return cpu;
 }
 
+/// An empty description when this oneDNN has no such product. oneDNN 3 dropped the operation descriptors of oneDNN 2.
+dnnl::matmul::primitive_desc describe_product(const memory::desc& a, const memory::desc& b, const memory::desc& c) {
+#if DNNL_VERSION_MAJOR >= 3
+  return {engine(), a, b, c, dnnl::primitive_attr(), true};
+#else
+  return {dnnl::matmul::desc(a, b, c), engine(), true};
+#endif
+}
+
 /// c = a b on the calling thread; false when this oneDNN has no such product.
 bool multiply(const ConstAnyView& a, const ConstAnyView& b, const AnyView& c) {
   const OneThread scoped;
-  const dnnl::matmul::desc operation(describe("matmul a", a), describe("matmul b", b), describe("matmul c", c));
-  const dnnl::matmul::primitive_desc desc(operation, engine(), true);
+  const dnnl::matmul::primitive_desc desc =
+      describe_product(describe("matmul a", a), describe("matmul b", b), describe("matmul c", c));
   if (!desc) {
     return false;
   }
   dnnl::stream stream(engine());
-  // oneDNN's handles are not const; it only reads the sources.
-  memory source(desc.src_desc(), engine(), const_cast<void*>(a.data()));
-  memory weights(desc.weights_desc(), engine(), const_cast<void*>(b.data()));
+  memory source(desc.src_desc(), engine(), read_only(a));
+  memory weights(desc.weights_desc(), engine(), read_only(b));
   memory destination(desc.dst_desc(), engine(), c.data());
   dnnl::matmul(desc).execute(stream,
                              {{DNNL_ARG_SRC, source}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, destination}});

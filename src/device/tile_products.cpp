@@ -85,8 +85,8 @@ void dot_rows(std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, 
   }
 }
 
-void ProductsNt(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
-                std::int64_t ldb, float* c, std::int64_t ldc, Update update) {
+void products_nt_target(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda,
+                        const float* b, std::int64_t ldb, float* c, std::int64_t ldc, Update update) {
   std::int64_t m = 0;
   for (; m + kDotRows <= M; m += kDotRows) {
     dot_rows<kDotRows>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc, update);
@@ -154,8 +154,8 @@ void outer_rows(std::int64_t N, std::int64_t K, const float* a, std::int64_t lda
   }
 }
 
-void ProductsNnAdd(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
-                   std::int64_t ldb, float* c, std::int64_t ldc) {
+void products_nn_add_target(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda,
+                            const float* b, std::int64_t ldb, float* c, std::int64_t ldc) {
   std::int64_t m = 0;
   for (; m + kOuterRows <= M; m += kOuterRows) {
     outer_rows<kOuterRows>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
@@ -165,7 +165,7 @@ void ProductsNnAdd(std::int64_t M, std::int64_t N, std::int64_t K, const float* 
   }
 }
 
-const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
+const char* target_name() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace headrace::device::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -173,21 +173,21 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace headrace::device {
 
-HWY_EXPORT(ProductsNt);
-HWY_EXPORT(ProductsNnAdd);
-HWY_EXPORT(TargetName);
+HWY_EXPORT(products_nt_target);
+HWY_EXPORT(products_nn_add_target);
+HWY_EXPORT(target_name);
 
 void products_nt(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
                  std::int64_t ldb, float* c, std::int64_t ldc, Update update) {
-  HWY_DYNAMIC_DISPATCH(ProductsNt)(M, N, K, a, lda, b, ldb, c, ldc, update);
+  HWY_DYNAMIC_DISPATCH(products_nt_target)(M, N, K, a, lda, b, ldb, c, ldc, update);
 }
 
 void products_nn_add(std::int64_t M, std::int64_t N, std::int64_t K, const float* a, std::int64_t lda, const float* b,
                      std::int64_t ldb, float* c, std::int64_t ldc) {
-  HWY_DYNAMIC_DISPATCH(ProductsNnAdd)(M, N, K, a, lda, b, ldb, c, ldc);
+  HWY_DYNAMIC_DISPATCH(products_nn_add_target)(M, N, K, a, lda, b, ldb, c, ldc);
 }
 
-const char* tile_products_target() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
+const char* tile_products_target() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
 
 }  // namespace headrace::device
 #endif  // HWY_ONCE

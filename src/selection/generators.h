@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "headrace/plan.h"
 #include "headrace/view.h"
 
 namespace headrace::selection {
@@ -22,6 +21,8 @@ struct Generator {
   [[nodiscard]] std::int64_t width() const noexcept;
   /// Fills the rows of one request: query tokens at positions [context_len, context_len + index.dim(0)).
   /// index [query_len, >= width()], count [query_len]; the columns from count on are set to -1. Ascending positions.
+  /// The same arguments give the same rows on every machine; requests and seeds give different ones.
+  /// @throws Error for shapes or fields out of range: topk >= 1, rho in [0, 1], 1 <= pool <= topk
   void fill(std::int64_t request, std::int64_t context_len, View<std::int32_t> index, View<std::int32_t> count) const;
 };
 

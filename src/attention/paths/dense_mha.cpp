@@ -9,8 +9,15 @@
 
 namespace headrace::attention {
 
-std::vector<std::string> DenseMha::unmet_requirements(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                                      bool exact) const {
+Support DenseMha::support() const {
+  static constexpr DType kCompute[] = {DType::float32, DType::bfloat16};
+  static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
+                                             CacheFormat::fp8_ds_mla};
+  return {.compute = kCompute, .formats = kFormats};
+}
+
+std::vector<std::string> DenseMha::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                 bool exact) const {
   const SelectionRule& rule = attention.rule;
   const std::int64_t prefix = rule.covered_prefix();
   // Rows beyond the covered prefix: under a k-pool rule without a tail single ones may still be covered, which only

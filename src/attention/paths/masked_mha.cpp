@@ -6,8 +6,15 @@
 
 namespace headrace::attention {
 
-std::vector<std::string> MaskedMha::unmet_requirements(const Attention& /*attention*/, std::int64_t /*begin*/,
-                                                       std::int64_t /*end*/, bool /*exact*/) const {
+Support MaskedMha::support() const {
+  static constexpr DType kCompute[] = {DType::float32, DType::bfloat16};
+  static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
+                                             CacheFormat::fp8_ds_mla};
+  return {.compute = kCompute, .formats = kFormats};
+}
+
+std::vector<std::string> MaskedMha::unmet_by_rows(const Attention& /*attention*/, std::int64_t /*begin*/,
+                                                  std::int64_t /*end*/, bool /*exact*/) const {
   return {};
 }
 

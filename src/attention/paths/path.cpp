@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/paths/path.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
 #include "attention/paths/dense_mha.h"
 #include "attention/paths/masked_mha.h"
 #include "attention/paths/topk_mqa.h"
@@ -14,6 +19,22 @@ Work& Work::operator+=(const Work& other) noexcept {
   mask_keys += other.mask_keys;
   cache_bytes += other.cache_bytes;
   return *this;
+}
+
+std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& attention, std::int64_t begin,
+                                                           std::int64_t end, bool exact) const {
+  const Support can = support();
+  std::vector<std::string> unmet;
+  if (std::find(can.compute.begin(), can.compute.end(), attention.compute) == can.compute.end()) {
+    unmet.push_back(fmt::format("it does not compute in {}", name_of(attention.compute)));
+  }
+  if (std::find(can.formats.begin(), can.formats.end(), attention.format) == can.formats.end()) {
+    unmet.push_back(fmt::format("it does not read the cache format {}", name_of(attention.format)));
+  }
+  for (std::string& reason : unmet_by_rows(attention, begin, end, exact)) {
+    unmet.push_back(std::move(reason));
+  }
+  return unmet;
 }
 
 const PathAlgorithm& algorithm_of(Path path) {

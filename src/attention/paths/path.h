@@ -47,15 +47,21 @@ struct Call {
   const Outputs& outputs;
 };
 
+/// What a path declares that it can do. What is not listed, it does not have.
+struct Support {
+  std::span<const DType> compute;
+  std::span<const CacheFormat> formats;
+};
+
 /// One exact algorithm: what it needs, what it costs, how much memory it takes, and its sequence of steps. Knows
 /// nothing of routing.
 class PathAlgorithm {
  public:
   virtual ~PathAlgorithm() = default;
 
-  /// Reasons why it cannot serve the rows; empty when it can. Whatever is not declared here is supported.
-  [[nodiscard]] virtual std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
-                                                                    std::int64_t end, bool exact) const = 0;
+  /// Reasons why it cannot serve rows [begin, end) of a request; empty when it can.
+  [[nodiscard]] std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
+                                                            std::int64_t end, bool exact) const;
   /// @param query_slice  rows at once, >= 1
   [[nodiscard]] virtual Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
                                         std::int64_t query_slice) const = 0;
@@ -67,6 +73,19 @@ class PathAlgorithm {
                                                  std::int64_t budget) const = 0;
   /// Attention for the rows; `arena` holds at least workspace_bytes.
   virtual void run(const Call& call, std::span<const Rows> rows, Arena arena) const = 0;
+
+ protected:
+  PathAlgorithm() = default;
+  PathAlgorithm(const PathAlgorithm&) = default;
+  PathAlgorithm& operator=(const PathAlgorithm&) = default;
+  PathAlgorithm(PathAlgorithm&&) = default;
+  PathAlgorithm& operator=(PathAlgorithm&&) = default;
+
+ private:
+  [[nodiscard]] virtual Support support() const = 0;
+  /// Reasons that lie in the rows themselves.
+  [[nodiscard]] virtual std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin,
+                                                               std::int64_t end, bool exact) const = 0;
 };
 
 /// The algorithm behind a path on the CPU.

@@ -9,8 +9,6 @@ namespace headrace::attention {
 /// row.
 class TopkMqa final : public PathAlgorithm {
  public:
-  [[nodiscard]] std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
-                                                            std::int64_t end, bool exact) const override;
   [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
                                 std::int64_t query_slice) const override;
   [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
@@ -18,6 +16,11 @@ class TopkMqa final : public PathAlgorithm {
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
   void run(const Call& call, std::span<const Rows> rows, Arena arena) const override;
+
+ private:
+  [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                       bool exact) const override;
 };
 
 }  // namespace headrace::attention

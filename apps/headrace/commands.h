@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headrace/error.h"
+#include "options.h"
+
+namespace headrace::app {
+
+/// The exit statuses of every command.
+enum ExitStatus : int {
+  kAllWell = 0,
+  kCheckFailed = 1,  ///< or a forced path cannot run
+  kMisuse = 2,       ///< or bad input
+};
+
+/// A forced path that cannot serve the step: exit status 1, where every other Error is 2.
+class ForcedPathError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Each prints its result and returns the exit status.
+[[nodiscard]] ExitStatus run_version(const Options& options);
+[[nodiscard]] ExitStatus run_models(const Options& options);
+[[nodiscard]] ExitStatus run_route(const Options& options);
+[[nodiscard]] ExitStatus run_prefill(const Options& options);
+[[nodiscard]] ExitStatus run_verify(const Options& options);
+
+}  // namespace headrace::app

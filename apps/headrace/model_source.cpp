@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_source.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "commands.h"
+#include "output.h"
+
+namespace headrace::app {
+namespace {
+
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+bool has_weights(const std::filesystem::path& folder) {
+  return is_there(folder / "model.safetensors") || is_there(folder / "model.safetensors.index.json");
+}
+
+}  // namespace
+
+LayerWeights ModelSource::weights(std::int64_t layer, DType compute, std::uint64_t seed) const {
+  return folder ? load_layer_weights(*folder, config, layer, 0, compute)
+                : random_layer_weights(config, layer, compute, seed);
+}
+
+ModelSource find_model(const std::string& model, std::int64_t tp) {
+  ModelSource source;
+  source.name = model;
+  if (is_there(model)) {
+    source.config = load_model_config(model);
+    if (has_weights(model)) {
+      source.folder = model;
+    }
+  } else if (model.find('/') != std::string::npos) {
+    throw Error("--model", "a folder with a config.json, or the name of a preset",
+                fmt::format("\"{}\", which does not exist", model));
+  } else {
+    source.config = named("--model", [&] { return preset(model); });
+  }
+  source.total_heads = source.config.geometry.num_heads;
+  source.config = named("--tp", [&] { return source.config.shard(tp); });
+  return source;
+}
+
+std::int64_t chosen_layer(const ModelConfig& config, const std::optional<std::int64_t>& layer) {
+  if (!layer) {
+    return config.first_attention_layer();
+  }
+  if (*layer >= config.num_layers) {
+    throw Error("--layer", fmt::format("a layer in [0, {})", config.num_layers), fmt::format("{}", *layer));
+  }
+  if (config.layer_kinds[static_cast<std::size_t>(*layer)] == LayerKind::linear_attention) {
+    throw Error("--layer", "a layer with multi-head latent attention", fmt::format("{}, linear attention", *layer));
+  }
+  return *layer;
+}
+
+Attention attention_of(const ModelConfig& config, std::int64_t layer, const Options& options) {
+  Attention attention;
+  attention.geometry = config.geometry;
+  attention.rule =
+      options.selection.kind == SelectionSource::Kind::indexer ? config.selection_rule(layer) : SelectionRule::opaque();
+  attention.scale = config.softmax_scale;
+  attention.compute = options.compute;
+  attention.format = options.format();
+  attention.validate();
+  return attention;
+}
+
+Plan plan_step(const Attention& attention, const Batch& batch, const Options& options) {
+  if (options.force) {
+    std::vector<std::string> reasons;
+    for (std::size_t b = 0; b < batch.query_len.size(); ++b) {
+      const std::int64_t end = batch.seq_len_bound[b];
+      for (const std::string& reason :
+           unmet_requirements(*options.force, attention, end - batch.query_len[b], end, batch.exact)) {
+        if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) {
+          reasons.push_back(reason);
+        }
+      }
+    }
+    if (!reasons.empty()) {
+      throw ForcedPathError("--force",
+                            fmt::format("a path that can serve every request, not {}", name_of(*options.force)),
+                            join(reasons));
+    }
+  }
+  Limits limits;
+  limits.workspace_bytes = options.workspace_limit;
+  limits.device.threads = options.threads;
+  Hints hints;
+  hints.force = options.force;
+  return plan(attention, batch, limits, hints);
+}
+
+std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention, int threads) {
+  const Geometry& g = attention.geometry;
+  const std::string heads = g.num_heads == model.total_heads
+                                ? fmt::format("{} heads", g.num_heads)
+                                : fmt::format("{} of {} heads", g.num_heads, model.total_heads);
+  return fmt::format("{} layer {}: {}, R {}, nope/rope/v {}/{}/{}, selection rule {}\n{}, cache {}, cpu with {} {}",
+                     model.name, layer, heads, g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim,
+                     attention.rule.to_string(), name_of(attention.compute), name_of(attention.format), threads,
+                     threads == 1 ? "thread" : "threads");
+}
+
+}  // namespace headrace::app

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "headrace/attention.h"
+#include "headrace/layer.h"
+#include "headrace/model.h"
+#include "options.h"
+
+namespace headrace::app {
+
+/// The model a command line names: a folder where that exists, else a preset.
+struct ModelSource {
+  std::string name;
+  ModelConfig config;                           ///< of one rank
+  std::int64_t total_heads = 0;                 ///< of all ranks
+  std::optional<std::filesystem::path> folder;  ///< with weights; absent: random ones
+
+  /// The layer's weights on rank 0.
+  [[nodiscard]] LayerWeights weights(std::int64_t layer, DType compute, std::uint64_t seed) const;
+};
+
+/// @throws Error for a preset that does not exist, a folder without a good config.json, heads that tp does not divide
+[[nodiscard]] ModelSource find_model(const std::string& model, std::int64_t tp);
+
+/// The layer of --layer, or the first that attends. @throws Error naming --layer where it is not an MLA layer
+[[nodiscard]] std::int64_t chosen_layer(const ModelConfig& config, const std::optional<std::int64_t>& layer);
+
+/// The attention of a layer under a selection: a caller's own makes its rule opaque.
+[[nodiscard]] Attention attention_of(const ModelConfig& config, std::int64_t layer, const Options& options);
+
+/// The plan of a step. @throws ForcedPathError when --force names a path that cannot serve it, with every reason
+[[nodiscard]] Plan plan_step(const Attention& attention, const Batch& batch, const Options& options);
+
+/// "glm-5.3-flash layer 3, 16 of 64 heads, R 512, nope/rope/v 256/0/256, rule ..., bfloat16, cache bf16, cpu x 2"
+[[nodiscard]] std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention,
+                                   int threads);
+
+}  // namespace headrace::app

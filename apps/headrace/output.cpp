@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "output.h"
+
+#include <fmt/core.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace headrace::app {
+
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+Json to_json(const Geometry& geometry) {
+  return {{"num_heads", geometry.num_heads},
+          {"kv_lora_rank", geometry.kv_lora_rank},
+          {"qk_nope_head_dim", geometry.qk_nope_head_dim},
+          {"qk_rope_head_dim", geometry.qk_rope_head_dim},
+          {"v_head_dim", geometry.v_head_dim}};
+}
+
+Json to_json(const Error& error) {
+  Json document = new_document();
+  document["error"] = {{"argument", error.argument()}, {"expected", error.expected()}, {"actual", error.actual()}};
+  return document;
+}
+
+Json new_document() { return {{"schema", 1}}; }
+
+void print_json(const Json& document) {
+  fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+std::string join(const std::vector<std::string>& parts) { return fmt::format("{}", fmt::join(parts, "; ")); }
+
+}  // namespace headrace::app

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan_text.h"
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "batch_spec.h"
+#include "numbers.h"
+#include "table.h"
+
+namespace headrace::app {
+namespace {
+
+/// Requests of equal lengths; the plan treats them alike.
+struct Group {
+  std::int64_t count = 0;
+  const RequestPlan* request = nullptr;
+};
+
+/// In order of first appearance.
+std::vector<Group> group_equal(const Plan& plan) {
+  std::vector<Group> groups;
+  std::map<std::tuple<std::int64_t, std::int64_t, Path>, std::size_t> place;
+  for (const RequestPlan& request : plan.requests()) {
+    const auto [at, is_new] = place.try_emplace({request.query_len, request.context_len, request.path}, groups.size());
+    if (is_new) {
+      groups.push_back({0, &request});
+    }
+    ++groups[at->second].count;
+  }
+  return groups;
+}
+
+/// "dense_mha", or for a request in parts "dense_mha [0, 2048) + topk_mqa [2048, 4096)".
+std::string paths_text(const RequestPlan& request) {
+  if (request.segments.size() < 2) {
+    return std::string(name_of(request.path));
+  }
+  std::string text;
+  for (const Segment& segment : request.segments) {
+    text += fmt::format("{}{} [{}, {})", text.empty() ? "" : " + ", name_of(segment.path), segment.begin, segment.end);
+  }
+  return text;
+}
+
+/// Why a path was not taken.
+std::string against(const Alternative& other, double taken_ms) {
+  if (!other.unmet.empty()) {
+    return "cannot run: " + join(other.unmet);
+  }
+  const double ratio = other.predicted_ms / taken_ms;  // not finite where the path taken costs nothing
+  return std::isfinite(ratio) ? fmt::format("{:.{}f} times as long", ratio, ratio < 10.0 ? 2 : 0) : "";
+}
+
+Json alternatives_json(const RequestPlan& request) {
+  Json alternatives = Json::array();
+  for (const Alternative& other : request.alternatives) {
+    alternatives.push_back({{"path", name_of(other.path)},
+                            {"predicted_ms", other.unmet.empty() ? number(other.predicted_ms) : Json(nullptr)},
+                            {"unmet", other.unmet}});
+  }
+  return alternatives;
+}
+
+}  // namespace
+
+double predicted_ms(const Plan& plan) {
+  double total = 0.0;
+  for (const RequestPlan& request : plan.requests()) {
+    total += request.predicted_ms;
+  }
+  return total;
+}
+
+std::array<std::int64_t, 3> tokens_by_path(const Plan& plan) {
+  std::array<std::int64_t, 3> tokens{};
+  for (const RequestPlan& request : plan.requests()) {
+    for (const Segment& segment : request.segments) {
+      tokens[static_cast<std::size_t>(segment.path)] += segment.end - segment.begin;
+    }
+  }
+  return tokens;
+}
+
+Json requests_json(const Plan& plan) {
+  Json requests = Json::array();
+  for (const RequestPlan& request : plan.requests()) {
+    Json segments = Json::array();
+    for (const Segment& segment : request.segments) {
+      segments.push_back({{"path", name_of(segment.path)}, {"begin", segment.begin}, {"end", segment.end}});
+    }
+    requests.push_back({{"request", request.request},
+                        {"query_len", request.query_len},
+                        {"context_len", request.context_len},
+                        {"path", name_of(request.path)},
+                        {"predicted_ms", number(request.predicted_ms)},
+                        {"reason", request.reason},
+                        {"skip_scoring", request.skip_scoring},
+                        {"scoring_begin", request.scoring_begin},
+                        {"segments", std::move(segments)},
+                        {"alternatives", alternatives_json(request)}});
+  }
+  return requests;
+}
+
+std::string plan_table(const Plan& plan) {
+  Table table({{"requests"}, {"path"}, {"predicted", Table::Align::right}, {"why"}});
+  for (const Group& group : group_equal(plan)) {
+    const RequestPlan& request = *group.request;
+    const std::string lengths = RequestSpec{request.query_len, request.context_len}.to_string();
+    const std::string scoring = request.skip_scoring ? "; scoring left out" : "";
+    table.add({group.count == 1 ? lengths : fmt::format("{} x {}", group.count, lengths), paths_text(request),
+               format_ms(request.predicted_ms), request.reason + scoring});
+    for (const Alternative& other : request.alternatives) {
+      table.add({"", fmt::format("  {}", name_of(other.path)),
+                 other.unmet.empty() ? format_ms(other.predicted_ms) : "-", against(other, request.predicted_ms)});
+    }
+  }
+  return table.to_string();
+}
+
+}  // namespace headrace::app

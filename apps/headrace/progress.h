@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace headrace::app {
+
+/// A progress bar on stderr for work that takes more than two seconds. It shows only when stdout and stderr are
+/// terminals, so that nothing disturbs a script.
+class Progress {
+ public:
+  Progress(std::string label, std::int64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void advance(std::int64_t amount);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::string label_;
+  std::int64_t total_;
+  std::int64_t done_ = 0;
+  bool terminal_;
+  bool shown_ = false;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_{};
+};
+
+}  // namespace headrace::app

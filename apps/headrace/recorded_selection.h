@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "headrace/layer.h"
+#include "io/recording.h"
+#include "options.h"
+
+namespace headrace::app {
+
+/// A recorded layer of that number; nothing where there is none.
+[[nodiscard]] const io::RecordedLayer* find_layer(const std::vector<io::RecordedLayer>& recording, std::int64_t layer);
+
+/// A recorded layer's hidden states in the compute dtype. @throws Error naming the layer for another model's width
+[[nodiscard]] Tensor hidden_states(const io::RecordedLayer& recorded, const ModelConfig& config, DType compute);
+
+/// What our own indexer selects over a recorded layer's hidden states, for every row, covered or not.
+struct OwnSelection {
+  SelectionBuffer buffer;
+  std::vector<bool> agrees;  ///< per row: the same positions were recorded
+  double match = 0.0;        ///< with what was recorded
+  std::int64_t ties = 0;
+};
+
+/// @param layer     one that scores
+/// @param recorded  the same, with its recorded selection
+[[nodiscard]] OwnSelection select_and_match(const Layer& layer, const io::RecordedLayer& recorded,
+                                            const Options& options);
+
+}  // namespace headrace::app

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "commands.h"
+#include "model_source.h"
+#include "numbers.h"
+#include "output.h"
+#include "plan_text.h"
+
+namespace headrace::app {
+
+ExitStatus run_route(const Options& options) {
+  const ModelSource model = find_model(options.model, options.tp);
+  const std::int64_t layer = chosen_layer(model.config, options.layer);
+  const Attention attention = attention_of(model.config, layer, options);
+  const BatchLengths lengths(options.batch);
+  const Plan plan = plan_step(attention, lengths.view(), options);
+  if (options.json) {
+    Json document = new_document();
+    document["device"] = "cpu";
+    document["threads"] = plan.threads();
+    document["model"] = model.name;
+    document["layer"] = layer;
+    document["tp"] = options.tp;
+    document["dtype"] = name_of(attention.compute);
+    document["kv_cache_dtype"] = name_of(attention.format);
+    document["selection_rule"] = attention.rule.to_string();
+    document["geometry"] = to_json(attention.geometry);
+    document["workspace_bytes"] = plan.workspace_bytes();
+    document["predicted_ms"] = number(predicted_ms(plan));
+    document["requests"] = requests_json(plan);
+    print_json(document);
+    return kAllWell;
+  }
+  fmt::print("{}\n\n{}\n", describe(model, layer, attention, plan.threads()), plan_table(plan));
+  fmt::print("{} requests, {} new tokens, {} workspace, {} predicted\n", options.batch.size(),
+             query_tokens(options.batch), format_bytes(plan.workspace_bytes()), format_ms(predicted_ms(plan)));
+  return kAllWell;
+}
+
+}  // namespace headrace::app

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "step_selection.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "headrace/error.h"
+
+namespace headrace::app {
+namespace {
+
+constexpr std::int64_t kSelectWorkspace = std::int64_t{64} << 20;
+
+std::int64_t longest_seq_len(const Step& step) {
+  std::int64_t longest = 0;
+  for (const Piece& piece : step.pieces()) {
+    longest = std::max(longest, piece.end);
+  }
+  return longest;
+}
+
+SelectionBuffer run_indexer(const Layer& layer, const Step& step, const Plan& plan, const Projected& projected,
+                            const CacheView& index_cache) {
+  return layer.select(plan, projected, index_cache, step.requests(),
+                      select_workspace(*layer.config().indexer, longest_seq_len(step)));
+}
+
+class NoSelection final : public StepSelection {
+ public:
+  void add_context(const Step&) override {}
+  void prepare(const Step&, const Plan&) override {}
+  Selection select(const Step&, const Plan&, const Projected&, const CacheView&) override { return {}; }
+};
+
+class OwnIndexer final : public StepSelection {
+ public:
+  explicit OwnIndexer(const Layer& layer) : layer_(layer) {}
+  void add_context(const Step&) override {}  // the layer appends its own index keys
+  void prepare(const Step&, const Plan&) override {}
+  Selection select(const Step& step, const Plan& plan, const Projected& projected,
+                   const CacheView& index_cache) override {
+    buffer_ = {};
+    buffer_ = run_indexer(layer_, step, plan, projected, index_cache);
+    return buffer_.selection();
+  }
+
+ private:
+  const Layer& layer_;
+  SelectionBuffer buffer_;
+};
+
+/// The indexer of an earlier layer, over hidden states of its own.
+class SharedIndexer final : public StepSelection {
+ public:
+  SharedIndexer(const ModelSource& model, std::int64_t source, const PageTable& table, const Options& options)
+      : source_(source),
+        seed_(options.seed),
+        threads_(options.threads),
+        layer_(model.config, source, model.weights(source, options.compute, options.seed), options.compute,
+               options.threads),
+        index_cache_(table, model.config.indexer->cache_row_bytes(options.compute)) {}
+
+  void add_context(const Step& step) override {
+    const Tensor hidden = hidden_states(step);
+    append(step, layer_.project_keys(hidden.view(), step.positions()));
+  }
+
+  void prepare(const Step& step, const Plan& plan) override {
+    buffer_ = {};
+    const Tensor hidden = hidden_states(step);
+    const Projected projected = layer_.project(hidden.view(), step.positions());
+    append(step, projected);
+    buffer_ = run_indexer(layer_, step, plan, projected, index_cache_.view());
+  }
+
+  Selection select(const Step&, const Plan&, const Projected&, const CacheView&) override {
+    return buffer_.selection();
+  }
+
+ private:
+  Tensor hidden_states(const Step& step) const {
+    return random_hidden(step, layer_.config().hidden_size, layer_.compute(), seed_, source_, threads_);
+  }
+
+  void append(const Step& step, const Projected& projected) {
+    const Tensor& bias = layer_.weights().indexer->offset_bias;
+    append_index_keys(*layer_.config().indexer, layer_.compute(), index_cache_.view(), projected.index_key.view(),
+                      projected.index_gate.view(), bias.empty() ? View<const float>() : bias.view_as<float>(),
+                      step.requests(), step.slots(), threads_);
+  }
+
+  std::int64_t source_;
+  std::uint64_t seed_;
+  int threads_;
+  Layer layer_;
+  CacheMemory index_cache_;
+  SelectionBuffer buffer_;
+};
+
+/// Rows of a generator, made once for the whole batch: what a token selects does not depend on its step.
+class Generated final : public StepSelection {
+ public:
+  Generated(const selection::Generator& generator, const std::vector<RequestSpec>& batch)
+      : whole_(make(generator, query_tokens(batch))) {
+    std::int64_t first = 0;
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      const std::int64_t end = first + batch[b].query_len;
+      generator.fill(static_cast<std::int64_t>(b), batch[b].context_len,
+                     whole_.index.view_as<std::int32_t>().slice(first, end),
+                     whole_.count.view_as<std::int32_t>().slice(first, end));
+      first_row_.push_back(first - batch[b].context_len);
+      first = end;
+    }
+  }
+
+  void add_context(const Step&) override {}
+
+  void prepare(const Step& step, const Plan&) override {
+    if (step.tokens() == whole_.count.dim(0)) {
+      return;
+    }
+    SelectionBuffer buffer = {Tensor(DType::int32, {step.tokens(), whole_.index.dim(1)}),
+                              Tensor(DType::int32, {step.tokens()})};
+    std::int64_t row = 0;
+    for (const Piece& piece : step.pieces()) {
+      const std::int64_t from = first_row_[static_cast<std::size_t>(piece.request)] + piece.begin;
+      copy_rows(whole_.index, from, piece.size(), buffer.index, row);
+      copy_rows(whole_.count, from, piece.size(), buffer.count, row);
+      row += piece.size();
+    }
+    buffer_ = std::move(buffer);
+  }
+
+  Selection select(const Step& step, const Plan&, const Projected&, const CacheView&) override {
+    return step.tokens() == whole_.count.dim(0) ? whole_.selection() : buffer_.selection();
+  }
+
+ private:
+  static SelectionBuffer make(const selection::Generator& generator, std::int64_t tokens) {
+    return {Tensor(DType::int32, {tokens, generator.width()}), Tensor(DType::int32, {tokens})};
+  }
+
+  static void copy_rows(const Tensor& source, std::int64_t from, std::int64_t rows, Tensor& target, std::int64_t to) {
+    const std::int64_t row_bytes = size_of(source.dtype()) * (source.rank() == 2 ? source.dim(1) : 1);
+    std::copy_n(source.data() + from * row_bytes, rows * row_bytes, target.data() + to * row_bytes);
+  }
+
+  SelectionBuffer whole_;
+  std::vector<std::int64_t> first_row_;  ///< the row that the request's position 0 would have
+  SelectionBuffer buffer_;
+};
+
+}  // namespace
+
+selection::Generator model_generator(const ModelConfig& config, const Options& options) {
+  if (!config.indexer) {
+    throw Error("--selection", "indexer, for the model's layers attend to every key",
+                "\"" + options.selection.text + "\"");
+  }
+  selection::Generator generator = options.selection.generator;
+  generator.topk = config.indexer->topk;
+  generator.seed = options.seed;
+  return generator;
+}
+
+std::int64_t select_workspace(const IndexerGeometry& indexer, std::int64_t longest_seq_len) {
+  return std::max(kSelectWorkspace, select_workspace_minimum(indexer, longest_seq_len));
+}
+
+std::unique_ptr<StepSelection> make_step_selection(const ModelSource& model, const Layer& layer, std::int64_t number,
+                                                   const PageTable& table, const Options& options) {
+  if (options.selection.kind == SelectionSource::Kind::generator) {
+    return std::make_unique<Generated>(model_generator(model.config, options), options.batch);
+  }
+  if (layer.scores()) {
+    return std::make_unique<OwnIndexer>(layer);
+  }
+  if (model.config.selection_rule(number).kind() == SelectionRule::Kind::none) {
+    return std::make_unique<NoSelection>();
+  }
+  return std::make_unique<SharedIndexer>(model, model.config.selection_source(number), table, options);
+}
+
+}  // namespace headrace::app

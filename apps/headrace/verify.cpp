@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "check.h"
+#include "headrace/attention.h"
+#include "headrace/error.h"
+#include "io/recording.h"
+#include "progress.h"
+#include "recorded_selection.h"
+#include "step.h"
+
+namespace headrace::app {
+namespace {
+
+float element(const ConstAnyView& rows, std::int64_t row, std::int64_t i) {
+  const std::int64_t offset = row * rows.stride(0) + i * rows.stride(1);
+  return rows.dtype() == DType::bfloat16 ? static_cast<float>(static_cast<const bfloat16*>(rows.data())[offset])
+                                         : static_cast<const float*>(rows.data())[offset];
+}
+
+/// Adds up what separates outputs from recorded ones.
+class OutputErrors {
+ public:
+  /// @param counts  tells of a row whether it is to be compared
+  template <class Counts>
+  void add(const ConstAnyView& output, const View<const float>& recorded, const Counts& counts) {
+    for (std::int64_t row = 0; row < recorded.dim(0); ++row) {
+      if (!counts(row)) {
+        continue;
+      }
+      ++rows_;
+      double difference = 0.0;
+      double reference = 0.0;
+      for (std::int64_t i = 0; i < recorded.dim(1); ++i) {
+        const double want = static_cast<double>(recorded(row, i));
+        const double delta = static_cast<double>(element(output, row, i)) - want;
+        difference += delta * delta;
+        reference += want * want;
+      }
+      difference_ += difference;
+      reference_ += reference;
+      max_row_ = std::max(max_row_, relative_error(difference, reference));
+    }
+  }
+  [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
+  [[nodiscard]] double relative() const noexcept { return relative_error(difference_, reference_); }
+  [[nodiscard]] double max_row() const noexcept { return max_row_; }
+
+ private:
+  std::int64_t rows_ = 0;
+  double difference_ = 0.0;
+  double reference_ = 0.0;
+  double max_row_ = 0.0;
+};
+
+/// The rows of a step, of a selection for the whole prompt.
+Selection rows_of(const Selection& selection, const Piece& piece) {
+  if (selection.index.empty()) {
+    return {};
+  }
+  Selection rows = selection;
+  rows.index = selection.index.slice(piece.begin, piece.end);
+  if (!selection.count.empty()) {
+    rows.count = selection.count.slice(piece.begin, piece.end);
+  }
+  return rows;
+}
+
+/// A selection for the whole prompt.
+struct PromptSelection {
+  Selection selection;
+  const std::vector<bool>* agrees = nullptr;  ///< per row, where it is our own: whether it is the recorded one
+};
+
+/// One recorded layer, ready to be run down any path.
+class LayerRun {
+ public:
+  LayerRun(const Layer& layer, const io::RecordedLayer& recorded, PromptSelection selection, const Options& options)
+      : layer_(layer),
+        recorded_(recorded),
+        selection_(selection),
+        options_(options),
+        attention_(layer.attention(options.format())),
+        hidden_(hidden_states(recorded, layer.config(), options.compute)) {}
+
+  [[nodiscard]] std::int64_t rows() const noexcept { return hidden_.dim(0); }
+  [[nodiscard]] std::int64_t covered_rows() const noexcept {
+    return std::min(rows(), attention_.rule.covered_prefix());
+  }
+  [[nodiscard]] std::vector<std::string> unmet(Path path, std::int64_t rows) const {
+    return unmet_requirements(path, attention_, 0, rows, true);
+  }
+
+  /// Runs the first `rows` tokens of the prompt, in chunks as the options say.
+  [[nodiscard]] PathResult run(Path path, std::int64_t rows) const {
+    Options options = options_;
+    options.force = path;
+    const std::vector<RequestSpec> batch{{rows, 0}};
+    const PageTable table(batch, options.seed);
+    CacheMemory latent(table, cache_row_bytes(attention_.format, attention_.geometry));
+    CacheMemory index;
+    if (layer_.scores()) {
+      index = CacheMemory(table, layer_.config().indexer->cache_row_bytes(options.compute));
+    }
+    OracleCheck check(check_tolerance(options.compute), rows_to_check(batch, attention_.rule, options, Check::sample));
+    OutputErrors errors;
+    const std::int64_t steps = query_steps(batch, options.prefill_chunk);
+    Progress progress(fmt::format("layer {} {}", recorded_.layer, name_of(path)), steps);
+    for (std::int64_t s = 0; s < steps; ++s) {
+      const Step step(table, query_pieces(batch, options.prefill_chunk, s));
+      run_step(step, {latent.view(), layer_.scores() ? index.view() : MutableCacheView()}, options, check, errors);
+      progress.advance(1);
+    }
+    return {path,
+            errors.rows(),
+            errors.relative(),
+            errors.max_row(),
+            check.worst_lse().error,
+            verify_tolerance(options.compute, attention_.format)};
+  }
+
+ private:
+  void run_step(const Step& step, const LayerCaches& caches, const Options& options, OracleCheck& check,
+                OutputErrors& errors) const {
+    const Piece& piece = step.pieces().front();
+    const Plan plan = plan_step(attention_, step.batch(), options);
+    const Projected projected =
+        layer_.project(hidden_.view().slice(piece.begin, piece.end), step.positions(), /*scoring=*/false);
+    layer_.append(projected, caches, attention_.format, step.requests(), step.slots());
+
+    const Geometry& g = attention_.geometry;
+    Tensor attended(options.compute, {step.tokens(), g.num_heads, g.v_head_dim});
+    Tensor lse(DType::float32, {step.tokens(), g.num_heads});
+    Tensor workspace(DType::uint8, {plan.workspace_bytes()});
+    const Inputs inputs{projected.q.view(), caches.latent, step.requests(), rows_of(selection_.selection, piece)};
+    attend(plan, layer_.attention_weights(), inputs, {attended.view(), lse.view_as<float>()},
+           {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())});
+    check.add(attention_, layer_.attention_weights(), inputs, step, attended.view(), lse.view_as<float>(),
+              options.threads);
+    errors.add(layer_.output(attended.view()).view(), recorded_.output.view_as<float>().slice(piece.begin, piece.end),
+               [&](std::int64_t row) {
+                 // A row whose own selection is another has another answer, which the recording does not hold.
+                 return selection_.agrees == nullptr ||
+                        (*selection_.agrees)[static_cast<std::size_t>(piece.begin + row)];
+               });
+  }
+
+  const Layer& layer_;
+  const io::RecordedLayer& recorded_;
+  PromptSelection selection_;
+  const Options& options_;
+  Attention attention_;
+  Tensor hidden_;
+};
+
+/// The recorded layers, their weights, and the selections they make, each loaded or computed once.
+class Recording {
+ public:
+  Recording(const ModelSource& model, const std::filesystem::path& file, const Options& options)
+      : model_(model), options_(options), layers_(io::load_recording(file)) {}
+
+  [[nodiscard]] std::vector<LayerResult> verify() {
+    std::vector<LayerResult> results;
+    for (const io::RecordedLayer& recorded : layers_) {
+      if (!options_.layer || *options_.layer == recorded.layer) {
+        results.push_back(verify(recorded));
+      }
+    }
+    if (results.empty()) {
+      throw Error("--layer", "a layer of the recording", fmt::format("{}", options_.layer.value_or(-1)));
+    }
+    return results;
+  }
+
+ private:
+  [[nodiscard]] LayerResult verify(const io::RecordedLayer& recorded) {
+    (void)chosen_layer(model_.config, recorded.layer);  // refuses a layer that the model does not have
+    const Layer layer = load(recorded.layer);
+    LayerResult result;
+    result.layer = recorded.layer;
+    const LayerRun run(layer, recorded, selection_of(layer, recorded, result), options_);
+    for (const Path path : kPaths) {
+      if (options_.force && *options_.force != path) {
+        continue;
+      }
+      const std::vector<std::string> unmet = run.unmet(path, run.rows());
+      if (unmet.empty()) {
+        result.paths.push_back(run.run(path, run.rows()));
+      } else {
+        result.skipped.push_back({path, unmet, covered_prefix(run, path)});
+      }
+    }
+    return result;
+  }
+
+  [[nodiscard]] static std::optional<PathResult> covered_prefix(const LayerRun& run, Path path) {
+    const std::int64_t rows = run.covered_rows();
+    if (rows == 0 || !run.unmet(path, rows).empty()) {
+      return std::nullopt;
+    }
+    return run.run(path, rows);
+  }
+
+  [[nodiscard]] Layer load(std::int64_t number) const {
+    return Layer(model_.config, number, model_.weights(number, options_.compute, options_.seed), options_.compute,
+                 options_.threads);
+  }
+
+  /// The selection that a layer uses, and into `result` how ours compares with what was recorded.
+  [[nodiscard]] PromptSelection selection_of(const Layer& layer, const io::RecordedLayer& recorded,
+                                             LayerResult& result) {
+    if (model_.config.selection_rule(recorded.layer).kind() == SelectionRule::Kind::none) {
+      return {};
+    }
+    const io::RecordedLayer& source = source_of(recorded);
+    if (options_.selection.kind == SelectionSource::Kind::recorded) {
+      return {{source.topk_indices.view_as<std::int32_t>(), {}}, nullptr};
+    }
+    const bool scores = source.layer == recorded.layer;
+    auto own = own_.find(source.layer);
+    if (own == own_.end()) {
+      OwnSelection made =
+          scores ? select_and_match(layer, source, options_) : select_and_match(load(source.layer), source, options_);
+      own = own_.emplace(source.layer, std::move(made)).first;
+    }
+    if (scores) {
+      result.selection_match = own->second.match;
+      result.ties = own->second.ties;
+      result.selection_pass = own->second.match >= least_selection_match(options_.compute);
+    }
+    return {own->second.buffer.selection(), &own->second.agrees};
+  }
+
+  /// The recorded layer that scores for `recorded`, with a selection for each of its rows.
+  [[nodiscard]] const io::RecordedLayer& source_of(const io::RecordedLayer& recorded) const {
+    const std::int64_t number = model_.config.selection_source(recorded.layer);
+    const io::RecordedLayer* const source = find_layer(layers_, number);
+    if (source == nullptr) {
+      throw Error("recording", fmt::format("layer {}, whose selection layer {} uses", number, recorded.layer),
+                  "a recording without it");
+    }
+    const std::string name = fmt::format("recording layers.{}.topk_indices", number);
+    if (source->topk_indices.empty()) {
+      throw Error(name, "the selection of a layer that scores", "a recording without it");
+    }
+    const std::int64_t width = model_.config.selection_rule(number).width();
+    if (source->topk_indices.dim(0) != recorded.hidden_states.dim(0) || source->topk_indices.dim(1) > width) {
+      throw Error(name, fmt::format("{} rows of at most {} positions", recorded.hidden_states.dim(0), width),
+                  fmt::format("{} of {}", source->topk_indices.dim(0), source->topk_indices.dim(1)));
+    }
+    return *source;
+  }
+
+  const ModelSource& model_;
+  const Options& options_;
+  std::vector<io::RecordedLayer> layers_;
+  std::map<std::int64_t, OwnSelection> own_;
+};
+
+}  // namespace
+
+double least_selection_match(DType compute) { return compute == DType::float32 ? 1.0 : 0.95; }
+
+VerifyTolerance verify_tolerance(DType compute, CacheFormat format) {
+  const double lse = check_tolerance(compute).lse;
+  if (format == CacheFormat::fp8 || format == CacheFormat::fp8_ds_mla) {
+    return {6e-2, 12e-2, lse};
+  }
+  if (compute == DType::float32 && format == CacheFormat::float32) {
+    return {3e-6, 1e-5, lse};
+  }
+  return {1e-2, 2e-2, lse};
+}
+
+bool LayerResult::pass() const noexcept {
+  const auto passes = [](const PathResult& result) { return result.pass(); };
+  return selection_pass && !paths.empty() && std::all_of(paths.begin(), paths.end(), passes) &&
+         std::all_of(skipped.begin(), skipped.end(),
+                     [&](const SkippedPath& path) { return !path.covered_prefix || passes(*path.covered_prefix); });
+}
+
+std::vector<LayerResult> verify(const ModelSource& model, const std::filesystem::path& recording,
+                                const Options& options) {
+  return Recording(model, recording, options).verify();
+}
+
+}  // namespace headrace::app

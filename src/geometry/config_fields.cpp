@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "geometry/config_fields.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "headrace/error.h"
+
+namespace headrace {
+namespace {
+
+std::string integer_in(std::int64_t low, std::int64_t high) { return fmt::format("an integer in [{}, {}]", low, high); }
+
+std::string number_in(Range range) { return fmt::format("a number in [{:g}, {:g}]", range.low, range.high); }
+
+// The parser keeps what exceeds 2^63 as unsigned and what exceeds 2^64 as a floating-point number.
+std::optional<std::int64_t> as_integer(const io::Json& value, std::int64_t low, std::int64_t high) {
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && !std::in_range<std::int64_t>(value.get<std::uint64_t>()))) {
+    return std::nullopt;
+  }
+  const auto result = value.get<std::int64_t>();
+  return result >= low && result <= high ? std::optional(result) : std::nullopt;
+}
+
+}  // namespace
+
+ConfigFields::ConfigFields(const io::Json& object, std::string_view document, std::string path)
+    : object_(&object), document_(document), path_(std::move(path)) {
+  if (!object.is_object()) {
+    throw Error(path_.empty() ? document_ : document_ + ": " + path_, "an object", io::describe(object));
+  }
+}
+
+const io::Json* ConfigFields::find(std::string_view key) const {
+  const auto found = object_->find(key);
+  return found == object_->end() || found->is_null() ? nullptr : &*found;
+}
+
+bool ConfigFields::is_null(std::string_view key) const {
+  const auto found = object_->find(key);
+  return found != object_->end() && found->is_null();
+}
+
+bool ConfigFields::is_string(std::string_view key) const {
+  const io::Json* value = find(key);
+  return value != nullptr && value->is_string();
+}
+
+void ConfigFields::fail(std::string_view key, std::string expected, std::string actual) const {
+  throw Error(fmt::format("{}: {}{}{}", document_, path_, path_.empty() ? "" : ".", key), std::move(expected),
+              std::move(actual));
+}
+
+void ConfigFields::fail(std::string_view key, std::string expected) const {
+  const auto found = object_->find(key);
+  fail(key, std::move(expected), found == object_->end() ? "nothing" : io::describe(*found));
+}
+
+std::optional<std::int64_t> ConfigFields::optional_integer(std::string_view key, std::int64_t low,
+                                                           std::int64_t high) const {
+  return has(key) ? std::optional(integer(key, low, high)) : std::nullopt;
+}
+
+std::int64_t ConfigFields::integer(std::string_view key, std::int64_t low, std::int64_t high) const {
+  const io::Json* value = find(key);
+  const std::optional<std::int64_t> result = value != nullptr ? as_integer(*value, low, high) : std::nullopt;
+  if (!result) {
+    fail(key, integer_in(low, high));
+  }
+  return *result;
+}
+
+std::optional<double> ConfigFields::optional_number(std::string_view key, Range range) const {
+  return has(key) ? std::optional(number(key, range)) : std::nullopt;
+}
+
+double ConfigFields::number(std::string_view key, Range range) const {
+  const io::Json* value = find(key);
+  const double result = value != nullptr && value->is_number() ? value->get<double>() : range.low;
+  if (value == nullptr || !value->is_number() || !(result >= range.low && result <= range.high)) {
+    fail(key, number_in(range));
+  }
+  return result;
+}
+
+std::optional<bool> ConfigFields::optional_boolean(std::string_view key) const {
+  const io::Json* value = find(key);
+  if (value == nullptr) {
+    return std::nullopt;
+  }
+  if (!value->is_boolean()) {
+    fail(key, "true or false");
+  }
+  return value->get<bool>();
+}
+
+std::string ConfigFields::string(std::string_view key) const {
+  if (!is_string(key)) {
+    fail(key, "a string");
+  }
+  return find(key)->get<std::string>();
+}
+
+ConfigFields ConfigFields::object(std::string_view key) const {
+  const io::Json* value = find(key);
+  if (value == nullptr || !value->is_object()) {
+    fail(key, "an object");
+  }
+  return ConfigFields(*value, document_, path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key));
+}
+
+std::optional<ConfigFields> ConfigFields::optional_object(std::string_view key) const {
+  return has(key) ? std::optional(object(key)) : std::nullopt;
+}
+
+std::vector<std::string> ConfigFields::strings(std::string_view key, std::int64_t size) const {
+  const io::Json* value = find(key);
+  if (value == nullptr || !value->is_array() || !std::cmp_equal(value->size(), size)) {
+    fail(key, fmt::format("an array of {} strings, one a layer", size));
+  }
+  std::vector<std::string> result;
+  result.reserve(value->size());
+  for (const io::Json& item : *value) {
+    if (!item.is_string()) {
+      fail(fmt::format("{}[{}]", key, result.size()), "a string", io::describe(item));
+    }
+    result.push_back(item.get<std::string>());
+  }
+  return result;
+}
+
+}  // namespace headrace

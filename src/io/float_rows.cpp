@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/float_rows.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "headrace/error.h"
+
+namespace headrace::io {
+namespace {
+
+constexpr std::int64_t kBlock = 128;
+
+std::int64_t blocks(std::int64_t n) { return (n + kBlock - 1) / kBlock; }
+
+// Copied, for the source may lie at any address.
+template <class T>
+T element(const std::byte* source, std::size_t i) {
+  T value;
+  std::memcpy(&value, source + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <class T>
+void convert(const std::byte* source, std::span<float> out) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<float>(element<T>(source, i));
+  }
+}
+
+// Decoding a byte by arithmetic costs several times a look-up, and large checkpoints have 10^8 of them a layer.
+std::array<float, 256> make_e4m3_table() {
+  std::array<float, 256> table{};
+  for (std::size_t bits = 0; bits < table.size(); ++bits) {
+    table[bits] = static_cast<float>(std::bit_cast<float8_e4m3>(static_cast<std::uint8_t>(bits)));
+  }
+  return table;
+}
+
+void convert_e4m3(const std::byte* source, std::span<float> out) {
+  static const std::array<float, 256> kTable = make_e4m3_table();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = kTable[std::to_integer<std::size_t>(source[i])];
+  }
+}
+
+}  // namespace
+
+FloatRows::FloatRows(StoredTensor tensor, const std::optional<StoredTensor>& scales) : tensor_(std::move(tensor)) {
+  if (tensor_.shape.empty() || tensor_.shape.size() > 2) {
+    throw Error(tensor_.name, "a vector or a matrix", "shape " + shape_to_string(tensor_.shape));
+  }
+  columns_ = tensor_.shape.back();
+  switch (tensor_.dtype) {
+    case DType::float32:
+    case DType::bfloat16:
+    case DType::float16:
+      return;
+    case DType::float8_e4m3:
+      if (tensor_.shape.size() != 2) {
+        throw Error(tensor_.name, "a vector of F32, BF16 or F16", "F8_E4M3");
+      }
+      if (!scales) {
+        throw Error(tensor_.name + "_scale_inv", "the block scales of an F8_E4M3 tensor", "nothing");
+      }
+      read_scales(*scales);
+      return;
+    default:
+      throw Error(tensor_.name, "F32, BF16, F16 or F8_E4M3", std::string(name_of(tensor_.dtype)));
+  }
+}
+
+void FloatRows::read_scales(const StoredTensor& scales) {
+  block_columns_ = blocks(columns_);
+  const std::int64_t block_rows = blocks(tensor_.shape[0]);
+  expect_shape(scales, {block_rows, block_columns_});
+  scales_.resize(static_cast<std::size_t>(block_rows * block_columns_));
+  if (scales.dtype == DType::float32) {
+    convert<float>(scales.bytes.data(), scales_);
+  } else if (scales.dtype == DType::float8_e8m0) {
+    convert<float8_e8m0>(scales.bytes.data(), scales_);
+  } else {
+    throw Error(scales.name, "F32 or F8_E8M0", std::string(name_of(scales.dtype)));
+  }
+  for (std::int64_t i = 0; i < block_rows * block_columns_; ++i) {
+    const float scale = scales_[static_cast<std::size_t>(i)];
+    if (!std::isfinite(scale) || scale <= 0.0F) {
+      throw Error(fmt::format("{}[{}, {}]", scales.name, i / block_columns_, i % block_columns_),
+                  "a scale that is finite and > 0", fmt::format("{}", scale));
+    }
+  }
+}
+
+void FloatRows::read(std::int64_t row, std::int64_t column, std::span<float> out) const {
+  const std::byte* source = tensor_.bytes.data() + (row * columns_ + column) * size_of(tensor_.dtype);
+  switch (tensor_.dtype) {
+    case DType::float32:
+      return convert<float>(source, out);
+    case DType::bfloat16:
+      return convert<bfloat16>(source, out);
+    case DType::float16:
+      return convert<float16>(source, out);
+    default:
+      convert_e4m3(source, out);
+  }
+  const float* scales = scales_.data() + row / kBlock * block_columns_;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] *= scales[(column + static_cast<std::int64_t>(i)) / kBlock];
+  }
+}
+
+}  // namespace headrace::io

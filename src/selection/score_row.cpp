@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "headrace/error.h"
+#include "headrace/indexer.h"
+#include "selection/candidates.h"
+#include "selection/index_cache.h"
+#include "selection/lightning.h"
+#include "selection/requests.h"
+
+namespace headrace {
+namespace {
+
+constexpr std::int64_t kCandidatesAtOnce = 256;
+
+}  // namespace
+
+std::int64_t score_row(const IndexerGeometry& indexer, DType compute, const CacheView& cache,
+                       const IndexQueries& queries, const Requests& requests, std::int64_t request, std::int64_t token,
+                       View<float> scores) {
+  using namespace selection;
+  validate_index_cache(indexer, compute, cache);
+  validate_queries(indexer, compute, queries);
+  const std::vector<RequestSpan> spans = validate_requests(requests, queries.query.dim(0));
+  if (request < 0 || request >= static_cast<std::int64_t>(spans.size())) {
+    throw Error("request", fmt::format("a number in [0, {})", spans.size()), std::to_string(request));
+  }
+  const RequestSpan& span = spans[static_cast<std::size_t>(request)];
+  const std::int64_t row = token - span.first_token;
+  if (row < 0 || row >= span.query_len) {
+    throw Error("token", fmt::format("a number in [{}, {})", span.first_token, span.first_token + span.query_len),
+                std::to_string(token));
+  }
+  const Candidates candidates = Candidates::of(indexer);
+  const std::int64_t keys = span.context_len() + row + 1;
+  const std::int64_t seen = candidates.among(keys);
+  scores.expect("scores", {-1});
+  if (scores.dim(0) < seen) {
+    throw Error("scores", fmt::format("at least {} entries", seen), std::to_string(scores.dim(0)));
+  }
+  validate_pages(requests, request, 0, keys, cache);
+
+  const IndexKeyReader reader(indexer, compute, cache, requests, request);
+  Scorer scorer(indexer, {1, kCandidatesAtOnce});
+  scorer.load_rows(queries, token, 1);
+  for (std::int64_t begin = 0; begin < seen; begin += kCandidatesAtOnce) {
+    const std::int64_t end = std::min(seen, begin + kCandidatesAtOnce);
+    scorer.load_candidates(reader, begin, end);
+    const float* const block = scorer.scores(0, end - begin);
+    for (std::int64_t c = begin; c < end; ++c) {
+      scores(c) = block[c - begin];
+    }
+  }
+  return seen;
+}
+
+}  // namespace headrace

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coverage at its exact edges, plans made from upper bounds, and what plan() refuses.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "headrace/error.h"
+#include "support/compare.h"
+#include "support/run_path.h"
+
+namespace headrace {
+namespace {
+
+using test::AttentionCase;
+using test::CaseSpec;
+using test::OutputBuffer;
+
+Attention small_attention(const SelectionRule& rule) {
+  return {{2, 32, 16, 8, 16}, rule, 0.2, DType::float32, CacheFormat::float32};
+}
+
+RequestPlan plan_one(const SelectionRule& rule, std::int32_t query_len, std::int32_t seq_len, bool exact,
+                     std::optional<Path> force = {}) {
+  const Plan one = plan(small_attention(rule), {{&query_len, 1}, {&seq_len, 1}, exact}, {}, {.force = force});
+  return one.requests()[0];
+}
+
+bool dense_can_run(const SelectionRule& rule, std::int32_t query_len, std::int32_t seq_len, bool exact) {
+  try {
+    EXPECT_EQ(plan_one(rule, query_len, seq_len, exact, Path::dense_mha).path, Path::dense_mha);
+    return true;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("dense_mha"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(rule.kind() == SelectionRule::Kind::opaque ? "opaque" : rule.to_string()),
+              std::string::npos)
+        << error.what();
+    return false;
+  }
+}
+
+/// At `keys` everything is covered, one key further it is not; with exact lengths or with bounds.
+void expect_edge(const SelectionRule& rule, std::int32_t keys) {
+  SCOPED_TRACE(rule.to_string() + " at " + std::to_string(keys));
+  for (const bool exact : {false, true}) {
+    for (const std::int32_t queries : {1, 5, keys}) {
+      const RequestPlan covered = plan_one(rule, queries, keys, exact);
+      EXPECT_TRUE(covered.skip_scoring);
+      EXPECT_GE(covered.scoring_begin, keys);
+      EXPECT_TRUE(dense_can_run(rule, queries, keys, exact));
+
+      const RequestPlan beyond = plan_one(rule, queries, keys + 1, exact);
+      EXPECT_FALSE(beyond.skip_scoring);
+      EXPECT_EQ(beyond.scoring_begin, keys);  // the last row alone reads the selection
+      EXPECT_NE(beyond.segments.back().path, Path::dense_mha);
+      EXPECT_FALSE(dense_can_run(rule, queries, keys + 1, exact));
+    }
+  }
+}
+
+TEST(Coverage, EndsWhereTheRuleSays) {
+  expect_edge(SelectionRule::lightning(2048), 2048);
+  expect_edge(SelectionRule::kpool(2048, 4, true), 2051);
+  expect_edge(SelectionRule::kpool(2048, 16, true), 2063);
+  expect_edge(SelectionRule::kpool(2050, 4, true), 2051);  // 512 whole pools
+  expect_edge(SelectionRule::kpool(2047, 4, true), 2047);  // 511
+  expect_edge(SelectionRule::kpool(2048, 1, true), 2048);
+  expect_edge(SelectionRule::lightning(1), 1);
+}
+
+TEST(Coverage, WithoutATailIsOnlyOfRowsThatSeeWholePools) {
+  const SelectionRule rule = SelectionRule::kpool(2048, 4, false);
+  for (const std::int32_t keys : {4, 2044, 2048}) {
+    EXPECT_TRUE(plan_one(rule, 1, keys, true).skip_scoring) << keys;
+    EXPECT_TRUE(dense_can_run(rule, 1, keys, true)) << keys;
+    EXPECT_FALSE(plan_one(rule, 1, keys, false).skip_scoring) << keys << ": the length is only a bound";
+    EXPECT_FALSE(dense_can_run(rule, 1, keys, false)) << keys;
+    EXPECT_FALSE(plan_one(rule, 2, keys, true).skip_scoring) << keys << ": the row before sees a part of a pool";
+    EXPECT_FALSE(dense_can_run(rule, 2, keys, true)) << keys;
+  }
+  for (const std::int32_t keys : {1, 2, 3, 2047, 2049, 2051, 2052}) {
+    EXPECT_FALSE(plan_one(rule, 1, keys, true).skip_scoring) << keys;
+    EXPECT_FALSE(dense_can_run(rule, 1, keys, true)) << keys;
+  }
+  expect_edge(SelectionRule::kpool(64, 1, false), 64);  // pools of one key are whole
+}
+
+TEST(Coverage, NoneCoversAllAndOpaqueNothing) {
+  for (const bool exact : {false, true}) {
+    for (const std::int32_t keys : {1, 100, 100'000}) {
+      EXPECT_TRUE(plan_one(SelectionRule::none(), 1, keys, exact).skip_scoring);
+      EXPECT_TRUE(dense_can_run(SelectionRule::none(), 1, keys, exact));
+      const RequestPlan opaque = plan_one(SelectionRule::opaque(), 1, keys, exact);
+      EXPECT_FALSE(opaque.skip_scoring);
+      EXPECT_EQ(opaque.scoring_begin, 0);
+      EXPECT_NE(opaque.path, Path::dense_mha);
+      EXPECT_FALSE(dense_can_run(SelectionRule::opaque(), 1, keys, exact));
+    }
+  }
+}
+
+TEST(Coverage, IsOfEachRequestByItself) {
+  const std::int32_t query_len[] = {2048, 2049, 1, 1, 0};
+  const std::int32_t seq_len[] = {2048, 2049, 2048, 9000, 9000};
+  const Plan mixed = plan(small_attention(SelectionRule::lightning(2048)), {query_len, seq_len, false});
+  const bool skips[] = {true, false, true, false, true};
+  for (std::size_t b = 0; b < 5; ++b) {
+    EXPECT_EQ(mixed.requests()[b].skip_scoring, skips[b]) << b;
+  }
+}
+
+TEST(Coverage, AlternativesSayWhyNot) {
+  for (const Alternative& other : plan_one(SelectionRule::lightning(2048), 8, 4096, true).alternatives) {
+    EXPECT_EQ(other.unmet.empty(), other.path != Path::dense_mha) << name_of(other.path);
+  }
+}
+
+/// Upper bounds above a case's exact lengths.
+struct Bounds {
+  std::vector<std::int32_t> query_len;
+  std::vector<std::int32_t> seq_len;
+
+  Bounds(const AttentionCase& problem, test::Random& random) {
+    for (const auto& request : problem.spec().requests) {
+      const auto more = static_cast<std::int32_t>(random.below(5));
+      query_len.push_back(static_cast<std::int32_t>(request.query_len) + more);
+      seq_len.push_back(static_cast<std::int32_t>(request.seq_len()) + more +
+                        static_cast<std::int32_t>(random.below(5)));
+    }
+  }
+  [[nodiscard]] Batch batch() const { return {query_len, seq_len, false}; }
+};
+
+CaseSpec random_spec(test::Random& random) {
+  CaseSpec spec;
+  const SelectionRule rules[] = {SelectionRule::none(), SelectionRule::opaque(), SelectionRule::lightning(20),
+                                 SelectionRule::kpool(20, 3, true), SelectionRule::kpool(20, 3, false)};
+  spec.rule = rules[random.below(5)];
+  spec.compute = random.chance(0.5) ? DType::float32 : DType::bfloat16;
+  const std::int64_t n = 1 + random.below(4);
+  for (std::int64_t i = 0; i < n; ++i) {
+    spec.requests.push_back({random.below(30), random.below(25)});
+  }
+  spec.page_size = 1 + random.below(9);
+  spec.space = random.chance(0.3) ? SelectionSpace::cache_slot : SelectionSpace::request_position;
+  spec.with_count = random.chance(0.5);
+  spec.with_sink = random.chance(0.5);
+  spec.seed = random.bits();
+  return spec;
+}
+
+TEST(Bounds, AboveTheExactLengthsGiveTheExactAnswer) {
+  const std::uint64_t seed = test::fresh_seed();
+  SCOPED_TRACE("HEADRACE_TEST_SEED=" + std::to_string(seed));
+  test::Random random(seed);
+  int forced_runs[3] = {};
+  for (int i = 0; i < 300 && !testing::Test::HasFailure(); ++i) {
+    const AttentionCase problem(random_spec(random));
+    const auto oracle = problem.oracle();
+    const Bounds bounds(problem, random);
+    for (const std::optional<Path> force : {std::optional<Path>(), std::optional(Path::dense_mha),
+                                            std::optional(Path::masked_mha), std::optional(Path::topk_mqa)}) {
+      std::optional<Plan> bounded;
+      try {
+        bounded = plan(problem.attention(), bounds.batch(), {.device = {1}}, {.force = force});
+      } catch (const Error&) {
+        ASSERT_EQ(force, Path::dense_mha);  // the others take any batch
+        continue;
+      }
+      forced_runs[force ? static_cast<int>(*force) : 0] += force ? 1 : 0;
+      OutputBuffer result = problem.output_buffer();
+      test::run_plan(*bounded, problem, problem.inputs(), result.outputs());
+      const auto comparison = test::compare(problem, result, oracle, test::tolerance_of(problem.spec().compute));
+      ASSERT_FALSE(comparison.failure) << *comparison.failure << "\n"
+                                       << (force ? name_of(*force) : "routed") << "\n"
+                                       << problem.spec();
+    }
+  }
+  EXPECT_GT(forced_runs[0], 20) << "dense_mha is meant to run on many of the cases";
+}
+
+TEST(Bounds, MustNotBeBelowTheExactLengths) {
+  CaseSpec spec;
+  spec.rule = SelectionRule::none();
+  spec.requests = {{3, 5}};
+  const AttentionCase problem(spec);
+  for (const auto& [query_len, seq_len] : {std::pair<std::int32_t, std::int32_t>{3, 7}, {2, 8}}) {
+    const Plan low = plan(problem.attention(), {{&query_len, 1}, {&seq_len, 1}, false});
+    OutputBuffer result = problem.output_buffer();
+    EXPECT_THROW(test::run_plan(low, problem, problem.inputs(), result.outputs()), Error);
+  }
+}
+
+/// The error of a plan, or "" when there is none.
+std::string refusal(const Attention& attention, std::vector<std::int32_t> query_len, std::vector<std::int32_t> seq_len,
+                    const Limits& limits = {}) {
+  try {
+    static_cast<void>(plan(attention, {query_len, seq_len, true}, limits));
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(PlanRefuses, MalformedLengths) {
+  const Attention attention = small_attention(SelectionRule::none());
+  EXPECT_EQ(refusal(attention, {1}, {1}), "");
+  EXPECT_NE(refusal(attention, {-1}, {1}).find("query_len[0]"), std::string::npos);
+  EXPECT_NE(refusal(attention, {1, 3}, {1, 2}).find("seq_len_bound[1]"), std::string::npos);
+  EXPECT_NE(refusal(attention, {1}, {-5}).find("seq_len_bound[0]"), std::string::npos);
+  EXPECT_NE(refusal(attention, {1, 2}, {1}).find("seq_len_bound"), std::string::npos);
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  EXPECT_NE(refusal(attention, {kMost, kMost}, {kMost, kMost}), "");
+}
+
+TEST(PlanRefuses, ImpossibleAttention) {
+  const auto spoilt = [](auto spoil) {
+    Attention attention = small_attention(SelectionRule::none());
+    spoil(attention);
+    return refusal(attention, {1}, {1});
+  };
+  EXPECT_NE(spoilt([](Attention& a) { a.geometry.num_heads = 0; }), "");
+  EXPECT_NE(spoilt([](Attention& a) { a.geometry.kv_lora_rank = -1; }), "");
+  EXPECT_NE(spoilt([](Attention& a) { a.geometry.qk_rope_head_dim = 7; }), "");
+  EXPECT_NE(spoilt([](Attention& a) { a.geometry.v_head_dim = std::numeric_limits<std::int64_t>::max(); }), "");
+  EXPECT_NE(spoilt([](Attention& a) { a.scale = std::numeric_limits<double>::quiet_NaN(); }), "");
+  EXPECT_NE(spoilt([](Attention& a) { a.compute = DType::int32; }), "");
+  EXPECT_NE(spoilt([](Attention& a) { a.format = CacheFormat::fp8_ds_mla; }), "") << "R is not 512";
+}
+
+TEST(PlanRefuses, AWorkspaceBelowTheMinimumItStates) {
+  CaseSpec spec;
+  spec.rule = SelectionRule::none();
+  spec.requests = {{70, 200}};
+  const AttentionCase problem(spec);
+  for (const Path path : kPaths) {
+    const std::int64_t least = test::least_workspace(problem, path);
+    ASSERT_GT(least, 0);
+    EXPECT_LE(test::plan_path(problem, path, {.threads = 1, .workspace_limit = least}).workspace_bytes(), least);
+    try {
+      static_cast<void>(test::plan_path(problem, path, {.threads = 1, .workspace_limit = least - 1}));
+      ADD_FAILURE() << name_of(path) << " was planned below its minimum";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(std::to_string(least)), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_NE(refusal(problem.attention(), {70}, {270}, {.workspace_bytes = 1, .device = {1}}).find("workspace"),
+            std::string::npos);
+  EXPECT_NE(refusal(problem.attention(), {70}, {270}, {.workspace_bytes = -1, .device = {1}}), "");
+}
+
+}  // namespace
+}  // namespace headrace

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# `make test`: the whole suite in a release build, the same suite under AddressSanitizer and
+# UndefinedBehaviorSanitizer, then the format check and clang-tidy where they are installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly logs=build/logs
+jobs=$(nproc)
+steps=()
+
+# step NAME COMMAND...: runs a step, keeps its output in a log, notes its time.
+step() {
+  local name=$1 begin=${SECONDS}
+  shift
+  printf '\n== %s: %s\n' "${name}" "$*"
+  "$@" 2>&1 | tee "${logs}/${name// /-}.log"
+  steps+=("$(printf '%-16s %5d s' "${name}" $((SECONDS - begin)))")
+}
+
+build() { cmake --preset "$1" && cmake --build --preset "$1" --parallel "${jobs}"; }
+
+# Waiting OpenMP threads sleep instead of spinning, for several test programs share the cores.
+suite() { OMP_WAIT_POLICY=passive ctest --preset "$1" --parallel "${jobs}"; }
+
+# "N" from ctest's "100% tests passed, 0 tests failed out of N".
+tests_passed() { sed -nE 's/^100% tests passed, 0 tests failed out of ([0-9]+)$/\1/p' "${logs}/$1.log"; }
+
+mkdir -p "${logs}"
+tools/setup.sh
+
+step 'release build' build release
+step 'release tests' suite release
+
+# The sanitizers make every case several times slower; the release suite has run the full number of cases.
+export HEADRACE_PROPERTY_CASES=${HEADRACE_SANITIZED_PROPERTY_CASES:-150}
+export UBSAN_OPTIONS=print_stacktrace=1
+step 'asan build' build asan
+step 'asan tests' suite asan
+
+step 'lint' tools/lint.sh --if-installed
+
+release=$(tests_passed release-tests)
+asan=$(tests_passed asan-tests)
+if [[ -z ${release} || -z ${asan} ]]; then
+  echo "test: no summary of passed tests in ${logs}" >&2
+  exit 1
+fi
+printf '\n'
+printf '%s\n' "${steps[@]}"
+printf 'release: %s test programs, asan: %s test programs\n' "${release}" "${asan}"
+printf '100%% tests passed, 0 tests failed out of %d\n' $((release + asan))
