@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "headrace/model.h"
+#include "support/configs.h"
 #include "support/errors.h"
 #include "support/files.h"
 
@@ -17,63 +16,16 @@ namespace headrace {
 namespace {
 
 using nlohmann::json;
+using test::config_of;
+using test::letters;
+using test::parse;
+using test::path_of;
+using test::refuses;
+using test::text_of;
 using test::throws_error;
 
-// One small configuration an architecture, of 8 layers and 4 heads; tests change fields of it.
-json common() {
-  return {{"hidden_size", 256}, {"num_hidden_layers", 8}, {"num_attention_heads", 4},       {"num_key_value_heads", 4},
-          {"q_lora_rank", 96},  {"kv_lora_rank", 128},    {"qk_nope_head_dim", 32},         {"qk_rope_head_dim", 16},
-          {"v_head_dim", 48},   {"rms_norm_eps", 1e-5},   {"max_position_embeddings", 4096}};
-}
-
-json with_rope(json config) {
-  config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 50000.0}};
-  return config;
-}
-
-json with_indexer(json config) {
-  config["index_topk"] = 64;
-  config["index_n_heads"] = 2;
-  config["index_head_dim"] = 32;
-  return config;
-}
-
-json config_of(const std::string& model_type) {
-  if (model_type == "glm5_next") {
-    json text = with_indexer(common());
-    text["qk_rope_head_dim"] = 0;
-    text["index_kpool"] = 4;
-    text["index_kpool_always_select_tail"] = true;
-    const std::string l = "linear_attention";
-    const std::string s = "deepseek_sparse_attention";
-    text["layer_types"] = {l, l, s, s, l, s, l, s};
-    return {{"model_type", model_type}, {"text_config", text}};
-  }
-  json config = with_rope(common());
-  if (model_type == "deepseek_v32" || model_type == "glm_moe_dsa") {
-    config = with_indexer(config);
-  }
-  config["model_type"] = model_type;
-  return config;
-}
-
-const std::vector<std::string> kModelTypes = {"deepseek_v2", "deepseek_v3",   "kimi_k2",  "deepseek_v32",
-                                              "glm_moe_dsa", "glm4_moe_lite", "glm5_next"};
-
-json& text_of(json& config) { return config.contains("text_config") ? config["text_config"] : config; }
-
-std::string path_of(const json& config, const std::string& field) {
-  return (config.contains("text_config") ? "text_config." : "") + field;
-}
-
-ModelConfig parse(const json& config) { return parse_model_config(config.dump()); }
-
-::testing::AssertionResult refuses(const json& config, const std::string& message) {
-  return throws_error([&] { (void)parse(config); }, message);
-}
-
 TEST(ModelConfig, ReadsEveryArchitecture) {
-  for (const std::string& type : kModelTypes) {
+  for (const std::string& type : test::model_types()) {
     SCOPED_TRACE(type);
     const ModelConfig config = parse(config_of(type));
     const bool nope = type == "glm5_next";
@@ -150,7 +102,7 @@ TEST(ModelConfig, PairsTheIndexersRopeAsTheArchitectureDoes) {
 }
 
 TEST(ModelConfig, TakesRopeInterleaveWhereTheArchitectureHasIt) {
-  for (const std::string& type : kModelTypes) {
+  for (const std::string& type : test::model_types()) {
     SCOPED_TRACE(type);
     json config = config_of(type);
     text_of(config)["rope_interleave"] = true;
@@ -165,7 +117,7 @@ TEST(ModelConfig, TakesRopeInterleaveWhereTheArchitectureHasIt) {
 }
 
 TEST(ModelConfig, NullRankMeansOneQueryProjection) {
-  for (const std::string& type : kModelTypes) {
+  for (const std::string& type : test::model_types()) {
     SCOPED_TRACE(type);
     json config = config_of(type);
     text_of(config)["q_lora_rank"] = nullptr;
@@ -176,331 +128,6 @@ TEST(ModelConfig, NullRankMeansOneQueryProjection) {
     }
     text_of(config).erase("q_lora_rank");
     EXPECT_TRUE(refuses(config, path_of(config, "q_lora_rank: expected an integer in [1, 65536], got nothing")));
-  }
-}
-
-json yarn() {
-  return {{"type", "yarn"},
-          {"factor", 40},
-          {"original_max_position_embeddings", 4096},
-          {"beta_fast", 32},
-          {"beta_slow", 1},
-          {"mscale", 0.707},
-          {"mscale_all_dim", 0.707},
-          {"attention_factor", 1.5},
-          {"truncate", false}};
-}
-
-TEST(Rope, ReadsBothSpellingsAlike) {
-  json older = config_of("deepseek_v3");
-  older.erase("rope_parameters");
-  older["rope_theta"] = 20000;
-  older["rope_scaling"] = yarn();
-
-  json newer = config_of("deepseek_v3");
-  newer["rope_parameters"] = yarn();
-  newer["rope_parameters"].erase("type");
-  newer["rope_parameters"]["rope_type"] = "yarn";
-  newer["rope_parameters"]["rope_theta"] = 20000.0;
-
-  json both_names = newer;
-  both_names["rope_parameters"]["type"] = "yarn";
-  json theta_outside = newer;
-  theta_outside["rope_parameters"].erase("rope_theta");
-  theta_outside["rope_theta"] = 20000;
-  json theta_twice = newer;  // the inner one counts, as in transformers
-  theta_twice["rope_theta"] = 7.0;
-  json with_null = newer;
-  with_null["rope_scaling"] = nullptr;
-
-  for (const json& config : {older, newer, both_names, theta_outside, theta_twice, with_null}) {
-    SCOPED_TRACE(config.dump());
-    const Rope rope = parse(config).rope;
-    EXPECT_EQ(rope.theta, 20000.0);
-    ASSERT_TRUE(rope.yarn);
-    EXPECT_EQ(rope.yarn->factor, 40.0);
-    EXPECT_EQ(rope.yarn->original_max_position_embeddings, 4096);
-    EXPECT_EQ(rope.yarn->beta_fast, 32.0);
-    EXPECT_EQ(rope.yarn->beta_slow, 1.0);
-    EXPECT_EQ(rope.yarn->mscale, 0.707);
-    EXPECT_EQ(rope.yarn->mscale_all_dim, 0.707);
-    EXPECT_EQ(rope.yarn->attention_factor, 1.5);
-    EXPECT_FALSE(rope.yarn->truncate);
-  }
-}
-
-TEST(Rope, IsPlainWithoutScaling) {
-  json config = config_of("deepseek_v3");
-  config.erase("rope_parameters");
-  config["rope_theta"] = 10000;
-  EXPECT_FALSE(parse(config).rope.yarn);
-  config["rope_scaling"] = nullptr;
-  EXPECT_FALSE(parse(config).rope.yarn);
-  EXPECT_EQ(parse(config).rope.theta, 10000.0);
-}
-
-TEST(Rope, YarnDefaultsAreTransformers) {
-  json config = config_of("deepseek_v3");
-  config["rope_parameters"] = {
-      {"rope_type", "yarn"}, {"rope_theta", 1e4}, {"factor", 2.5}, {"original_max_position_embeddings", 1024}};
-  const auto expect_defaults = [&config] {
-    const Yarn yarn = parse(config).rope.yarn.value();
-    EXPECT_EQ(yarn.factor, 2.5);
-    EXPECT_EQ(yarn.beta_fast, 32.0);
-    EXPECT_EQ(yarn.beta_slow, 1.0);
-    EXPECT_FALSE(yarn.mscale);
-    EXPECT_FALSE(yarn.mscale_all_dim);
-    EXPECT_FALSE(yarn.attention_factor);
-    EXPECT_TRUE(yarn.truncate);
-  };
-  expect_defaults();
-  for (const char* field : {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) {
-    config["rope_parameters"][field] = 0;  // counts as absent
-  }
-  expect_defaults();
-}
-
-TEST(Rope, SoftmaxScaleHasTheSquareOfMscaleAllDim) {
-  struct Case {
-    json mscale_all_dim;
-    double factor;
-    double expected;  // 192^-1/2 * (0.1 * mscale_all_dim * ln(factor) + 1)^2
-  };
-  for (const std::string type :
-       {"deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"}) {
-    for (const Case& c : {Case{1.0, 40.0, 0.1352337788608801}, Case{0.707, 40.0, 0.11472138679292611},
-                          Case{1.0, 32.0, 0.13086079996295005}, Case{1.0, 1.0, 0.07216878364870322},
-                          Case{nullptr, 40.0, 0.07216878364870322}, Case{0.0, 40.0, 0.07216878364870322}}) {
-      SCOPED_TRACE(fmt::format("{} mscale_all_dim {} factor {}", type, c.mscale_all_dim.dump(), c.factor));
-      json config = config_of(type);
-      config["qk_nope_head_dim"] = 128;
-      config["qk_rope_head_dim"] = 64;
-      if (config.contains("index_head_dim")) {
-        config["index_head_dim"] = 64;
-      }
-      config["rope_parameters"] = yarn();
-      config["rope_parameters"]["rope_theta"] = 1e4;
-      config["rope_parameters"]["factor"] = c.factor;
-      config["rope_parameters"]["mscale_all_dim"] = c.mscale_all_dim;
-      EXPECT_DOUBLE_EQ(parse(config).softmax_scale, c.expected);
-    }
-  }
-  // An architecture without rope ignores the fields.
-  json next = config_of("glm5_next");
-  next["text_config"]["rope_parameters"] = yarn();
-  EXPECT_DOUBLE_EQ(parse(next).softmax_scale, 0.17677669529663689);
-  EXPECT_FALSE(parse(next).rope.yarn);
-}
-
-TEST(Rope, RefusesWhatItDoesNotKnow) {
-  struct Case {
-    const char* name;
-    std::function<void(json&)> change;
-    std::string message;
-  };
-  const Case cases[] = {
-      {"unknown type", [](json& c) { c["rope_scaling"]["type"] = "linear"; },
-       "rope_scaling.type: expected \"default\" or \"yarn\", got \"linear\""},
-      {"empty type", [](json& c) { c["rope_scaling"]["type"] = ""; }, "rope_scaling.type: expected \"default\""},
-      {"upper case", [](json& c) { c["rope_scaling"]["type"] = "YaRN"; }, "rope_scaling.type: expected \"default\""},
-      {"type of a type", [](json& c) { c["rope_scaling"]["type"] = 1; }, "rope_scaling.type: expected a string, got 1"},
-      {"no type", [](json& c) { c["rope_scaling"].erase("type"); },
-       "rope_scaling.rope_type: expected a string, got nothing"},
-      {"empty", [](json& c) { c["rope_scaling"] = json::object(); }, "rope_scaling.rope_type: expected a string"},
-      {"types differ", [](json& c) { c["rope_scaling"]["rope_type"] = "default"; },
-       "rope_scaling.type: expected the same as rope_type, \"default\", got \"yarn\""},
-      {"unknown rope_type",
-       [](json& c) {
-         c["rope_scaling"] = {{"rope_type", "llama3"}};
-       },
-       "rope_scaling.rope_type: expected \"default\" or \"yarn\", got \"llama3\""},
-      {"no object", [](json& c) { c["rope_scaling"] = "yarn"; }, "rope_scaling: expected an object, got \"yarn\""},
-      {"list", [](json& c) { c["rope_scaling"] = json::array(); }, "rope_scaling: expected an object"},
-      {"both spellings", [](json& c) { c["rope_parameters"] = c["rope_scaling"]; }, "rope_scaling: expected nothing"},
-      {"no theta", [](json& c) { c.erase("rope_theta"); }, "rope_theta: expected a number in [2, 1e+12], got nothing"},
-      {"theta null", [](json& c) { c["rope_theta"] = nullptr; }, "rope_theta: expected a number"},
-      {"theta text", [](json& c) { c["rope_theta"] = "10000"; }, "rope_theta: expected a number"},
-      {"theta zero", [](json& c) { c["rope_theta"] = 0; }, "rope_theta: expected a number"},
-      {"theta one", [](json& c) { c["rope_theta"] = 1.0; }, "rope_theta: expected a number"},
-      {"theta huge", [](json& c) { c["rope_theta"] = 1e300; }, "rope_theta: expected a number"},
-      {"no factor", [](json& c) { c["rope_scaling"].erase("factor"); }, "rope_scaling.factor: expected a number"},
-      {"factor null", [](json& c) { c["rope_scaling"]["factor"] = nullptr; }, "rope_scaling.factor"},
-      {"factor < 1", [](json& c) { c["rope_scaling"]["factor"] = 0.5; }, "rope_scaling.factor"},
-      {"factor negative", [](json& c) { c["rope_scaling"]["factor"] = -40; }, "rope_scaling.factor"},
-      {"factor huge", [](json& c) { c["rope_scaling"]["factor"] = 1e300; }, "rope_scaling.factor"},
-      {"factor bool", [](json& c) { c["rope_scaling"]["factor"] = true; }, "rope_scaling.factor"},
-      {"no original length", [](json& c) { c["rope_scaling"].erase("original_max_position_embeddings"); },
-       "rope_scaling.original_max_position_embeddings: expected an integer"},
-      {"original length 0", [](json& c) { c["rope_scaling"]["original_max_position_embeddings"] = 0; },
-       "rope_scaling.original_max_position_embeddings"},
-      {"betas reversed", [](json& c) { c["rope_scaling"]["beta_fast"] = 0.5; },
-       "rope_scaling.beta_fast: expected at least"},
-      {"beta negative", [](json& c) { c["rope_scaling"]["beta_slow"] = -1; }, "rope_scaling.beta_slow"},
-      {"mscale negative", [](json& c) { c["rope_scaling"]["mscale"] = -1; }, "rope_scaling.mscale: expected a number"},
-      {"mscale text", [](json& c) { c["rope_scaling"]["mscale_all_dim"] = "1"; }, "rope_scaling.mscale_all_dim"},
-      {"attention factor 0", [](json& c) { c["rope_scaling"]["attention_factor"] = 0; },
-       "rope_scaling.attention_factor"},
-      {"truncate 1", [](json& c) { c["rope_scaling"]["truncate"] = 1; },
-       "rope_scaling.truncate: expected true or false"},
-      {"partial", [](json& c) { c["partial_rotary_factor"] = 0.5; }, "partial_rotary_factor: expected 1, got 0.5"},
-      {"partial inside", [](json& c) { c["rope_scaling"]["partial_rotary_factor"] = 0.5; },
-       "rope_scaling.partial_rotary_factor: expected 1"},
-  };
-  json base = config_of("deepseek_v3");
-  base.erase("rope_parameters");
-  base["rope_theta"] = 10000;
-  base["rope_scaling"] = yarn();
-  ASSERT_NO_THROW((void)parse(base));
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.name);
-    json config = base;
-    c.change(config);
-    EXPECT_TRUE(refuses(config, c.message));
-  }
-}
-
-TEST(Layers, ReadsLayerTypes) {
-  using enum LayerKind;
-  EXPECT_EQ(parse(config_of("glm5_next")).layer_kinds,
-            (std::vector<LayerKind>{linear_attention, linear_attention, sparse_attention, sparse_attention,
-                                    linear_attention, sparse_attention, linear_attention, sparse_attention}));
-  json older = config_of("glm5_next");
-  older["text_config"]["layer_types"][2] = "full_attention";  // what transformers reads as sparse attention here
-  EXPECT_EQ(parse(older).layer_kinds[2], sparse_attention);
-
-  for (const std::string type : {"deepseek_v32", "glm_moe_dsa"}) {
-    json config = config_of(type);
-    config["layer_types"] = std::vector<std::string>(8, "deepseek_sparse_attention");
-    EXPECT_EQ(parse(config).layer_kinds, std::vector<LayerKind>(8, sparse_attention));
-    config["layer_types"][6] = "full_attention";
-    EXPECT_TRUE(refuses(config, "layer_types[6]: expected a kind that " + type + " has, got \"full_attention\""));
-  }
-  json dense = config_of("deepseek_v3");
-  dense["layer_types"] = std::vector<std::string>(8, "full_attention");
-  EXPECT_EQ(parse(dense).layer_kinds, std::vector<LayerKind>(8, full_attention));
-  dense["layer_types"][1] = "sliding_attention";
-  EXPECT_TRUE(refuses(dense, "layer_types[1]: expected a kind that deepseek_v3 has, got \"sliding_attention\""));
-  dense["layer_types"][1] = "linear_attention";
-  EXPECT_TRUE(refuses(dense, "layer_types[1]"));
-  dense["layer_types"][1] = 3;
-  EXPECT_TRUE(refuses(dense, "layer_types[1]: expected a string, got 3"));
-  dense["layer_types"] = std::vector<std::string>(7, "full_attention");
-  EXPECT_TRUE(refuses(dense, "layer_types: expected an array of 8 strings, one a layer, got an array of 7"));
-  dense["layer_types"] = "full_attention";
-  EXPECT_TRUE(refuses(dense, "layer_types: expected an array of 8 strings"));
-
-  json missing = config_of("glm5_next");
-  missing["text_config"].erase("layer_types");
-  EXPECT_TRUE(refuses(missing, "text_config.layer_types: expected an array of 8 strings, one a layer, got nothing"));
-  json linear = config_of("glm5_next");
-  linear["text_config"]["layer_types"] = std::vector<std::string>(8, "linear_attention");
-  EXPECT_THROW((void)parse(linear).first_attention_layer(), Error);
-}
-
-std::string letters(const std::vector<bool>& shares) {
-  std::string result;
-  for (const bool s : shares) {
-    result += s ? 'S' : 'F';
-  }
-  return result;
-}
-
-std::string sharing_of(const json& fields) {
-  json config = config_of("glm_moe_dsa");
-  config.update(fields);
-  return letters(parse(config).shares_selection);
-}
-
-TEST(Sharing, FollowsTheFieldsInOrderOfPrecedence) {
-  const json types = {"full", "shared", "full", "full", "shared", "shared", "shared", "full"};
-  const json initials = {"F", "S", "F", "F", "S", "S", "S", "F"};
-  EXPECT_EQ(sharing_of(json::object()), "FFFFFFFF");
-  EXPECT_EQ(sharing_of({{"indexer_types", types}}), "FSFFSSSF");
-  EXPECT_EQ(sharing_of({{"index_topk_pattern", "FSFFSSSF"}}), "FSFFSSSF");
-  EXPECT_EQ(sharing_of({{"index_topk_pattern", types}}), "FSFFSSSF");
-  EXPECT_EQ(sharing_of({{"index_topk_pattern", initials}}), "FSFFSSSF");
-  EXPECT_EQ(sharing_of({{"index_topk_freq", 4}, {"index_skip_topk_offset", 3}}), "FFFSSSFS");
-  EXPECT_EQ(sharing_of({{"index_topk_freq", 2}, {"index_skip_topk_offset", 1}}), "FSFSFSFS");
-  EXPECT_EQ(sharing_of({{"index_topk_freq", 3}}), "FFSSFSSF");  // the offset is 2 by default
-  EXPECT_EQ(sharing_of({{"index_topk_freq", 1}, {"index_skip_topk_offset", 5}}), "FFFFFFFF");
-
-  const json schedule = {{"index_topk_freq", 4}, {"index_skip_topk_offset", 3}, {"index_topk_pattern", nullptr}};
-  EXPECT_EQ(sharing_of(schedule), "FFFSSSFS");
-  json pattern = schedule;
-  pattern["index_topk_pattern"] = "FSSSSSSS";
-  EXPECT_EQ(sharing_of(pattern), "FSSSSSSS");
-  pattern["indexer_types"] = types;
-  EXPECT_EQ(sharing_of(pattern), "FSFFSSSF");
-}
-
-TEST(Sharing, FindsTheSource) {
-  json fields = config_of("glm5_next");
-  fields["text_config"]["indexer_types"] = {"shared", "shared", "full", "shared", "full", "shared", "full", "full"};
-  const ModelConfig config = parse(fields);  // MLA layers: 2, 3, 5, 7
-  EXPECT_EQ(letters(config.shares_selection), "FFFSFSFF");
-  EXPECT_EQ(config.selection_source(2), 2);
-  EXPECT_EQ(config.selection_source(3), 2);
-  EXPECT_EQ(config.selection_source(5), 2);  // across a linear layer
-  EXPECT_EQ(config.selection_source(7), 7);
-  EXPECT_EQ(config.selection_rule(5), SelectionRule::kpool(64, 4, true));
-  EXPECT_EQ(config.first_attention_layer(), 2);
-  for (const std::int64_t layer : {-1, 0, 4, 6, 8}) {
-    EXPECT_THROW((void)config.selection_source(layer), Error) << layer;
-  }
-  ModelConfig orphan = config;
-  orphan.shares_selection[2] = true;
-  EXPECT_TRUE(throws_error([&] { (void)orphan.selection_source(5); }, "layer: expected one with a selection"));
-}
-
-TEST(Sharing, RefusesImpossibleFields) {
-  const auto refused = [](const json& fields, const std::string& message) {
-    json config = config_of("glm_moe_dsa");
-    config.update(fields);
-    return refuses(config, message);
-  };
-  EXPECT_TRUE(refused({{"indexer_types", {"full"}}}, "indexer_types: expected an array of 8 strings"));
-  EXPECT_TRUE(refused({{"indexer_types", "FFFFFFFF"}}, "indexer_types: expected an array of 8 strings"));
-  json types = std::vector<std::string>(8, "full");
-  types[3] = "half";
-  EXPECT_TRUE(refused({{"indexer_types", types}}, "indexer_types[3]: expected \"full\" or \"shared\", got \"half\""));
-  types[3] = 1;
-  EXPECT_TRUE(refused({{"indexer_types", types}}, "indexer_types[3]: expected a string, got 1"));
-  types = std::vector<std::string>(8, "shared");
-  EXPECT_TRUE(refused({{"indexer_types", types}}, "indexer_types: expected a layer that scores"));
-  EXPECT_TRUE(refused({{"index_topk_pattern", "FSF"}}, "index_topk_pattern: expected 8 letters F or S"));
-  EXPECT_TRUE(refused({{"index_topk_pattern", "FSFSFSFX"}}, "index_topk_pattern: expected 8 letters F or S"));
-  EXPECT_TRUE(refused({{"index_topk_pattern", ""}}, "index_topk_pattern: expected 8 letters F or S"));
-  EXPECT_TRUE(refused({{"index_topk_pattern", "SFFFFFFF"}}, "index_topk_pattern: expected a layer that scores"));
-  EXPECT_TRUE(refused({{"index_topk_pattern", 4}}, "index_topk_pattern: expected an array of 8 strings"));
-  for (const json& bad : {json(0), json(-1), json(2.5), json("4"), json(true), json(1e12)}) {
-    EXPECT_TRUE(refused({{"index_topk_freq", bad}}, "index_topk_freq: expected an integer")) << bad;
-  }
-  EXPECT_TRUE(refused({{"index_skip_topk_offset", -1}}, "index_skip_topk_offset: expected an integer"));
-  EXPECT_TRUE(refused({{"index_topk_freq", 4}, {"index_skip_topk_offset", 0}},
-                      "index_skip_topk_offset: expected a layer that scores"));
-}
-
-TEST(Sharing, IsIgnoredWhereTheArchitectureHasNone) {
-  for (const std::string type : {"deepseek_v32", "deepseek_v3"}) {
-    json config = config_of(type);
-    config["index_topk_freq"] = 4;
-    config["indexer_types"] = std::vector<std::string>(8, "shared");
-    EXPECT_EQ(letters(parse(config).shares_selection), "FFFFFFFF") << type;
-  }
-}
-
-TEST(KPool, HasTransformersDefaults) {
-  json config = config_of("glm5_next");
-  config["text_config"].erase("index_kpool");
-  config["text_config"].erase("index_kpool_always_select_tail");
-  EXPECT_EQ(parse(config).selection_rule(2), SelectionRule::kpool(64, 16, true));
-  config["text_config"]["index_kpool_always_select_tail"] = false;
-  EXPECT_EQ(parse(config).selection_rule(2), SelectionRule::kpool(64, 16, false));
-  config["text_config"]["index_kpool"] = 6;
-  EXPECT_TRUE(refuses(config, "text_config.index_topk: expected a multiple of index_kpool, 6, got 64"));
-  for (const json& bad : {json(0), json(-4), json(65), json(4.0), json("4")}) {
-    config["text_config"]["index_kpool"] = bad;
-    EXPECT_TRUE(refuses(config, "text_config.index_kpool: expected an integer in [1, 64]")) << bad;
   }
 }
 
@@ -525,7 +152,7 @@ TEST(BadFields, AreNamed) {
                              true,
                              json::array({64}),
                              json::object()};
-  for (const std::string& type : kModelTypes) {
+  for (const std::string& type : test::model_types()) {
     std::vector<std::string> fields = every;
     if (config_of(type).contains("index_topk") || type == "glm5_next") {
       fields.insert(fields.end(), of_indexer.begin(), of_indexer.end());
@@ -552,7 +179,7 @@ TEST(BadFields, AreNamed) {
 }
 
 TEST(BadFields, AreNamedWhereOptional) {
-  for (const std::string& type : kModelTypes) {
+  for (const std::string& type : test::model_types()) {
     SCOPED_TRACE(type);
     json config = config_of(type);
     text_of(config).erase("num_key_value_heads");

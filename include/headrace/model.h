@@ -69,7 +69,18 @@ struct ModelConfig {
   [[nodiscard]] std::int64_t first_attention_layer() const;
 };
 
-/// Reads a configuration. Every field the architecture needs must be present, of the right type and in range.
+/// Reads a configuration. Every field the architecture needs must be present, of the right type and in range. Only what
+/// published configurations leave out may be absent (or null), and then has the value of Hugging Face transformers:
+///   num_key_value_heads            num_attention_heads, which it must equal
+///   attention_bias                 false; true is not supported
+///   layer_types                    every layer alike; hybrid architectures must have it
+///   indexer_types, index_topk_pattern, index_topk_freq, index_skip_topk_offset   every layer scores
+///   indexer_rope_interleave        by architecture: false for deepseek_v32, true for glm_moe_dsa
+///   rope_interleave                true
+///   index_kpool, index_kpool_always_select_tail                                  16, true
+///   rope_scaling                   plain rope
+///   YaRN's beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, truncate   as in struct Yarn
+///   rms_norm_eps                   not needed where the norms of q_a and kv_a do not use it
 /// @param json  the text of a config.json
 /// @param name  how errors call it, e.g. the file's path
 /// @throws Error for malformed JSON, an unknown model_type or rope type, a missing, mistyped or impossible field

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "attention/load_floats.h"
+#include "attention/row_values.h"
 #include "device/matmul.h"
 #include "device/parallel.h"
 
@@ -20,30 +20,31 @@ BasicAnyView<Void> head_matrix(const BasicAnyView<Void>& view, std::int64_t head
 
 }  // namespace
 
-void up_project(DType compute, ConstAnyView latent, ConstAnyView kv_b_proj, View<float> up, int threads) {
+void up_project(DType compute, ConstAnyView latent, ConstAnyView kv_b_proj, AnyView up, int threads) {
   const std::int64_t rows = up.dim(0);
   const std::int64_t columns = up.dim(1) * up.dim(2);
-  device::matmul(latent, kv_b_proj.transposed(), View<float>(up.data(), {rows, columns}), threads);
-  if (compute != DType::float32) {
-    device::parallel_for(rows, threads, [&](std::int64_t r, int) { round_to(compute, columns, up.at(r)); });
+  const AnyView matrix(up.data(), up.dtype(), 2, {rows, columns}, {columns, 1});
+  device::matmul(latent, kv_b_proj.transposed(), matrix, threads);
+  if (compute != up.dtype()) {
+    const View<float> values = matrix.as<float>("up");
+    device::parallel_for(rows, threads, [&](std::int64_t r, int) { round_to(compute, columns, values.at(r)); });
   }
 }
 
-void absorb_query(const Geometry& geometry, ConstAnyView q, ConstAnyView kv_b_proj, View<float> query, int threads) {
+void absorb_query(const Geometry& geometry, ConstAnyView q, ConstAnyView kv_b_proj, AnyView query, int threads) {
   const std::int64_t head_rows = geometry.qk_nope_head_dim + geometry.v_head_dim;
   device::parallel_for(geometry.num_heads, threads, [&](std::int64_t h, int) {
     const ConstAnyView w_uk = kv_b_proj.slice(h * head_rows, h * head_rows + geometry.qk_nope_head_dim);
-    device::matmul(head_matrix(q, h, geometry.qk_nope_head_dim), w_uk,
-                   head_matrix(AnyView(query), h, geometry.kv_lora_rank), 1);
-  });
-  if (geometry.qk_rope_head_dim == 0) {
-    return;
-  }
-  const auto* rope = static_cast<const std::byte*>(q.data()) + geometry.qk_nope_head_dim * size_of(q.dtype());
-  const ConstAnyView q_rope(rope, q.dtype(), 3, q.shape(), q.strides());
-  device::parallel_for(q.dim(0), threads, [&](std::int64_t t, int) {
-    for (std::int64_t h = 0; h < geometry.num_heads; ++h) {
-      load_floats(q_rope, t, h, geometry.qk_rope_head_dim, query.at(t, h) + geometry.kv_lora_rank);
+    device::matmul(head_matrix(q, h, geometry.qk_nope_head_dim), w_uk, head_matrix(query, h, geometry.kv_lora_rank), 1);
+    for (std::int64_t t = 0; t < q.dim(0) && geometry.qk_rope_head_dim != 0; ++t) {
+      const std::int64_t rope_at = t * query.stride(0) + h * query.stride(1) + geometry.kv_lora_rank;
+      if (query.dtype() == DType::float32) {
+        load_values(q, t, h, geometry.qk_nope_head_dim, geometry.qk_rope_head_dim,
+                    static_cast<float*>(query.data()) + rope_at);
+      } else {
+        load_values(q, t, h, geometry.qk_nope_head_dim, geometry.qk_rope_head_dim,
+                    static_cast<bfloat16*>(query.data()) + rope_at);
+      }
     }
   });
 }

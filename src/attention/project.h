@@ -8,17 +8,17 @@
 
 namespace headrace::attention {
 
-/// The MHA form's product: up[n, h, :] = kv_b_proj of head h times latent n, rounded once to the compute dtype and held
-/// in float32.
+/// The MHA form's product: up[n, h, :] = kv_b_proj of head h times latent n, rounded once to the compute dtype.
 /// @param latent     [n, R] compute dtype
 /// @param kv_b_proj  [H * (nope + v), R] compute dtype
-/// @param up         [n, H, nope + v]
-void up_project(DType compute, ConstAnyView latent, ConstAnyView kv_b_proj, View<float> up, int threads);
+/// @param up         [n, H, nope + v] contiguous, in the compute dtype, or in float32 that holds the rounded values
+void up_project(DType compute, ConstAnyView latent, ConstAnyView kv_b_proj, AnyView up, int threads);
 
-/// The MQA form's first product: query[n, h, :R] = q_nope[n, h, :] W_UK of head h, in float32.
+/// The MQA form's first product: query[n, h, :R] = q_nope[n, h, :] W_UK of head h, and the
+/// rope query behind it.
 /// @param q      [n, H, nope + rope] compute dtype
-/// @param query  [n, H, R + rope]; the rope part is copied behind the absorbed one
-void absorb_query(const Geometry& geometry, ConstAnyView q, ConstAnyView kv_b_proj, View<float> query, int threads);
+/// @param query  [n, H, at least R + rope] float32 or bfloat16; values behind R + rope are not written
+void absorb_query(const Geometry& geometry, ConstAnyView q, ConstAnyView kv_b_proj, AnyView query, int threads);
 
 /// The MQA form's last product: out[n, h, :] = W_UV of head h times attended[n, h, :].
 /// @param attended  [n, H, R] compute dtype

@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "headrace/error.h"

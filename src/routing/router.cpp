@@ -79,7 +79,7 @@ std::int64_t Router::budget() const noexcept { return std::min(limits_.workspace
 
 std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
   const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
-  const attention::Extents extents{.rows = 1, .keys = keys, .threads = threads_};
+  const attention::Extents extents{.rows = 1, .request_rows = 1, .keys = keys, .threads = threads_};
   return algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
 }
 
@@ -93,7 +93,8 @@ Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end)
                                        end, limits_.workspace_bytes));
   }
   if (option.unmet.empty()) {
-    const attention::Extents extents{.rows = end - begin, .keys = end, .threads = threads_};
+    const attention::Extents extents{
+        .rows = end - begin, .request_rows = end - begin, .keys = end, .threads = threads_};
     const Blocking blocking = algorithm.choose_blocking(attention_, extents, std::max(budget(), least));
     const attention::Work work = algorithm.count_work(attention_, begin, end, blocking.query_slice);
     option.predicted_ms = routing::predict_ms(work, profile_, threads_, end - begin);
@@ -218,7 +219,7 @@ RequestPlan Router::route(std::int64_t request) const {
 
 void Router::size_workspace(Plan& plan) const {
   for (const Path path : kPaths) {
-    attention::Extents extents{.rows = 0, .keys = 0, .threads = threads_};
+    attention::Extents extents{.threads = threads_};
     for (const RequestPlan& request : plan.requests_) {
       for (const Segment& segment : request.segments) {
         if (segment.path != path) {
@@ -226,7 +227,8 @@ void Router::size_workspace(Plan& plan) const {
         }
         // Lengths below their bounds may move every row of the request into any of its segments.
         const std::int64_t rows = batch_.exact ? segment.end - segment.begin : request.query_len;
-        extents.rows = path == Path::topk_mqa ? extents.rows + rows : std::max(extents.rows, rows);
+        extents.rows += rows;
+        extents.request_rows = std::max(extents.request_rows, rows);
         extents.keys = std::max(extents.keys, request.context_len + request.query_len);
       }
     }

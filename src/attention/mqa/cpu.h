@@ -4,35 +4,62 @@
 #include <cstdint>
 #include <span>
 
+#include "attention/arena.h"
 #include "attention/merge.h"
+#include "attention/request.h"
+#include "attention/tile_arithmetic.h"
 #include "cache/row_codec.h"
 #include "headrace/attention.h"
-#include "headrace/geometry.h"
 
 namespace headrace::attention::mqa {
 
-/// Latents gathered at once.
-inline constexpr std::int64_t kKeyTile = 64;
+/// Neighbouring query rows that may share a tile: as many as fill kQueryTile rows with their heads, a power of two, so
+/// that tiles (which start at multiples of it in the request's own positions) never straddle a multiple of kQueryTile.
+[[nodiscard]] std::int64_t rows_a_tile(std::int64_t num_heads) noexcept;
 
-/// One thread's memory for attend_row.
-struct Scratch {
-  std::span<float> keys;         ///< [kKeyTile, R + rope]
-  std::span<float> scores;       ///< [H, kKeyTile]
-  std::span<float> accumulated;  ///< [H, R]
-  std::span<RowState> state;     ///< [H]
+/// Up to rows_a_tile() neighbouring query rows of one request.
+template <class Element>
+struct RowTile {
+  std::int64_t rows = 0;
+  const Element* query = nullptr;  ///< [rows, H, query_ld]: absorbed query, rope query, zeros
+  std::int64_t query_ld = 0;
+  View<const std::uint64_t> masks;  ///< [rows, words] over the request's keys
 };
 
-/// One query token over the keys of its mask: gathers kKeyTile latents at a time from the paged cache, scores them
-/// against the absorbed query of every head, online softmax, times the latents.
+/// What becomes of the rows of a tile.
+struct RowResults {
+  AnyView attended;  ///< [rows, H, R] attention over latents, divided by the sum, sink applied; in the compute dtype
+  float* lse;        ///< [rows, H]
+};
+
+/// One thread's memory.
+template <class Tiles>
+class Scratch {
+ public:
+  /// @param words  mask words of the longest request
+  Scratch(Arena& arena, const Geometry& geometry, std::int64_t words);
+
+  std::span<std::uint64_t> union_mask;             ///< [words]
+  std::span<typename Tiles::Element> latents;      ///< [kKeyTile, R + rope] as gathered
+  std::span<typename Tiles::Element> packed_keys;  ///< pairs only
+  std::span<typename Tiles::Element> packed_values;
+  std::span<float> scores;       ///< [rows of a tile, kKeyTile]
+  std::span<bfloat16> rounded;   ///< as scores; pairs only
+  std::span<float> accumulated;  ///< [rows of a tile, R]
+  std::span<RowState> state;     ///< [rows of a tile]
+};
+
+/// The rows of a tile over the keys of their masks. Where it costs less, the rows walk the union of their selections
+/// together, each masked to its own: a latent is gathered once for all of them. Otherwise each walks its own.
+/// Per kKeyTile keys: gather latents from the paged cache, score them against the absorbed queries of every row and
+/// head, online softmax, times the latents.
 ///
-/// Floor: 2 (2 R + rope) FLOPs a head and selected key at the rate of tile_products, and one cache row a selected key.
-/// @param query  [H, R + rope]: the absorbed query and the rope query, float32
-/// @param mask   words over the request's keys: which of them to attend to
-/// @param sink   [H] or null
-/// @param out    [1, H, R] attention over latents, divided by the sum, sink applied; rounded to the compute dtype
-/// @param lse    out [H]
-void attend_row(const Attention& attention, const Inputs& inputs, const cache::RowCodec& codec, std::int64_t request,
-                const float* query, std::span<const std::uint64_t> mask, const float* sink, const Scratch& scratch,
-                AnyView out, float* lse);
+/// Floor: 2 (2 R + rope) FLOPs a head and selected key at the rate of the tile products, and one cache row a key
+/// walked.
+/// @param sink  [H] or null
+template <class Tiles>
+void attend_rows(const Attention& attention, const Inputs& inputs, const cache::RowCodec& codec, std::int64_t request,
+                 const RowTile<typename Tiles::Element>& tile, const float* sink, const Scratch<Tiles>& scratch,
+                 const RowResults& results);
 
 }  // namespace headrace::attention::mqa

@@ -3,13 +3,12 @@
 
 #include <algorithm>
 
-#include "attention/load_floats.h"
 #include "attention/merge.h"
 #include "attention/mha/bit_mask.h"
 #include "attention/mha/cpu.h"
-#include "attention/project.h"
+#include "attention/paths/key_blocks.h"
 #include "attention/request.h"
-#include "cache/row_codec.h"
+#include "attention/row_values.h"
 #include "device/parallel.h"
 
 namespace headrace::attention {
@@ -19,41 +18,35 @@ constexpr std::int64_t kRowsATask = 64;
 constexpr std::int64_t kLongestBlock = 1024;
 
 /// The workspace of one call, cut into its arrays.
+template <class Tiles>
 struct MhaMemory {
   MhaMemory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking, MaskUse mask)
       : words(mask == MaskUse::selection ? mask_words(extents.keys) : 0),
-        entries(mask == MaskUse::selection ? page_entries(extents.keys) : 0) {
+        entries(mask == MaskUse::selection ? page_entries(extents.keys) : 0),
+        blocks(arena, attention, blocking.context_block) {
     const Geometry& g = attention.geometry;
-    const std::int64_t block = blocking.context_block;
-    const std::int64_t slice = blocking.query_slice;
-    latent = arena.take<std::byte>(block * g.kv_lora_rank * size_of(attention.compute));
-    rope = arena.take<std::byte>(block * g.qk_rope_head_dim * size_of(attention.compute));
-    rope_floats = arena.take<float>(block * g.qk_rope_head_dim);
-    up_projected = arena.take<float>(block * g.num_heads * (g.qk_nope_head_dim + g.v_head_dim));
-    accumulated = arena.take<float>(slice * g.num_heads * g.v_head_dim);
-    state = arena.take<RowState>(slice * g.num_heads);
-    masks = arena.take<std::uint64_t>(slice * words);
+    accumulated = arena.take<float>(blocking.query_slice * g.num_heads * g.v_head_dim);
+    state = arena.take<RowState>(blocking.query_slice * g.num_heads);
+    masks = arena.take<std::uint64_t>(blocking.query_slice * words);
     pages = arena.take<PageEntry>(entries * extents.threads);
-    scratch = arena.take<float>(mha::scratch_floats(g) * extents.threads);
+    scratch = arena.take<std::byte>(mha::scratch_bytes(g) * extents.threads);
   }
 
   std::int64_t words;
   std::int64_t entries;
-  std::span<std::byte> latent;
-  std::span<std::byte> rope;
-  std::span<float> rope_floats;
-  std::span<float> up_projected;
+  KeyBlocks<Tiles> blocks;
   std::span<float> accumulated;
   std::span<RowState> state;
   std::span<std::uint64_t> masks;
   std::span<PageEntry> pages;
-  std::span<float> scratch;
+  std::span<std::byte> scratch;
 };
 
 /// Runs one request's rows.
+template <class Tiles>
 class MhaRequest {
  public:
-  MhaRequest(const Call& call, const Request& request, MaskUse mask, const MhaMemory& memory)
+  MhaRequest(const Call& call, const Request& request, MaskUse mask, const MhaMemory<Tiles>& memory)
       : call_(call),
         attention_(call.plan.attention()),
         geometry_(attention_.geometry),
@@ -81,9 +74,10 @@ class MhaRequest {
       if (mask_ == MaskUse::selection && !any_key(slice.mask, first, count)) {
         continue;
       }
-      const mha::KeyBlock keys = up_project_block(first, count);
-      mha::attend_block(geometry_, static_cast<float>(attention_.scale), keys, slice,
-                        View<float>(memory_.scratch.data(), {threads_, mha::scratch_floats(geometry_)}), threads_);
+      const auto keys = memory_.blocks.make(call_, request_, first, count);
+      mha::attend_block<Tiles>(geometry_, static_cast<float>(attention_.scale), keys, slice,
+                               View<std::byte>(memory_.scratch.data(), {threads_, mha::scratch_bytes(geometry_)}),
+                               threads_);
     }
     finish(slice, request_.token_at(begin));
   }
@@ -115,44 +109,6 @@ class MhaRequest {
     return false;
   }
 
-  template <class T>
-  void gather(std::int64_t first, std::int64_t count) {
-    const cache::RowCodec codec(attention_.format, geometry_, attention_.compute, call_.inputs.cache.scale);
-    auto* latent = reinterpret_cast<T*>(memory_.latent.data());
-    auto* rope = reinterpret_cast<T*>(memory_.rope.data());
-    const std::int64_t rope_dim = geometry_.qk_rope_head_dim;
-    device::parallel_for((count + kRowsATask - 1) / kRowsATask, threads_, [&](std::int64_t task, int) {
-      for (std::int64_t k = task * kRowsATask; k < std::min(count, (task + 1) * kRowsATask); ++k) {
-        const std::int64_t slot = slot_of(call_.inputs.requests, call_.inputs.cache, request_.number, first + k);
-        codec.read(call_.inputs.cache.row(slot), latent + k * geometry_.kv_lora_rank, rope + k * rope_dim);
-        for (std::int64_t i = 0; i < rope_dim; ++i) {
-          memory_.rope_floats[static_cast<std::size_t>(k * rope_dim + i)] = static_cast<float>(rope[k * rope_dim + i]);
-        }
-      }
-    });
-  }
-
-  mha::KeyBlock up_project_block(std::int64_t first, std::int64_t count) {
-    if (attention_.compute == DType::float32) {
-      gather<float>(first, count);
-    } else {
-      gather<bfloat16>(first, count);
-    }
-    const ConstAnyView latent(memory_.latent.data(), attention_.compute, 2, {count, geometry_.kv_lora_rank},
-                              {geometry_.kv_lora_rank, 1});
-    const View<float> up(memory_.up_projected.data(),
-                         {count, geometry_.num_heads, geometry_.qk_nope_head_dim + geometry_.v_head_dim});
-    up_project(attention_.compute, latent, call_.weights.kv_b_proj, up, threads_);
-    mha::KeyBlock keys;
-    keys.first = first;
-    keys.count = count;
-    keys.up_projected = up;
-    if (geometry_.qk_rope_head_dim != 0) {
-      keys.rope_key = View<const float>(memory_.rope_floats.data(), {count, geometry_.qk_rope_head_dim});
-    }
-    return keys;
-  }
-
   void finish(const mha::QuerySlice& slice, std::int64_t first_token) {
     const float* sinks = call_.weights.sink.empty() ? nullptr : call_.weights.sink.data();
     const std::int64_t sink_stride = call_.weights.sink.empty() ? 0 : call_.weights.sink.stride(0);
@@ -177,39 +133,54 @@ class MhaRequest {
   const Geometry& geometry_;
   Request request_;
   MaskUse mask_;
-  const MhaMemory& memory_;
+  const MhaMemory<Tiles>& memory_;
   int threads_;
 };
 
 Path path_of(MaskUse mask) noexcept { return mask == MaskUse::causal ? Path::dense_mha : Path::masked_mha; }
 
-}  // namespace
-
-void run_mha(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena arena) {
+template <class Tiles>
+void run_with(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena arena) {
   const Blocking& blocking = call.plan.blocking(path_of(mask));
-  Extents extents{.rows = 0, .keys = 0, .threads = call.plan.threads()};
+  Extents extents{.threads = call.plan.threads()};
   for (const Rows& r : rows) {
     extents.keys = std::max<std::int64_t>(extents.keys, call.inputs.requests.seq_len(r.request));
   }
-  const MhaMemory memory(arena, call.plan.attention(), extents, blocking, mask);
+  const MhaMemory<Tiles> memory(arena, call.plan.attention(), extents, blocking, mask);
   for (const Rows& r : rows) {
-    MhaRequest request(call, request_of(call.inputs.requests, r.request), mask, memory);
+    MhaRequest<Tiles> request(call, request_of(call.inputs.requests, r.request), mask, memory);
     for (std::int64_t begin = r.begin; begin < r.end; begin += blocking.query_slice) {
       request.run_slice(begin, std::min(r.end, begin + blocking.query_slice), blocking.context_block);
     }
   }
 }
 
+template <class Tiles>
+std::int64_t bytes_with(const Attention& attention, const Extents& extents, const Blocking& blocking, MaskUse mask) {
+  Arena arena;
+  const MhaMemory<Tiles> memory(arena, attention, extents, blocking, mask);
+  return arena.used();
+}
+
+}  // namespace
+
+void run_mha(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena arena) {
+  if (uses_pairs(call.plan.attention().compute)) {
+    run_with<PairTiles>(call, rows, mask, arena);
+  } else {
+    run_with<FloatTiles>(call, rows, mask, arena);
+  }
+}
+
 std::int64_t mha_workspace_bytes(const Attention& attention, const Extents& extents, const Blocking& blocking,
                                  MaskUse mask) {
-  Arena arena;
-  const MhaMemory memory(arena, attention, extents, blocking, mask);
-  return arena.used();
+  return uses_pairs(attention.compute) ? bytes_with<PairTiles>(attention, extents, blocking, mask)
+                                       : bytes_with<FloatTiles>(attention, extents, blocking, mask);
 }
 
 Blocking choose_mha_blocking(const Attention& attention, const Extents& extents, std::int64_t budget, MaskUse mask) {
   const std::int64_t all_keys = std::max(kMaskKeys, mask_words(extents.keys) * kMaskKeys);
-  const std::int64_t all_rows = std::max<std::int64_t>(extents.rows, 1);
+  const std::int64_t all_rows = std::max<std::int64_t>(extents.request_rows, 1);
   Blocking blocking{.query_slice = 1, .context_block = std::min(kLongestBlock, all_keys)};
   const auto bytes = [&] { return mha_workspace_bytes(attention, extents, blocking, mask); };
   // A block takes at most half of the budget, so that slices are not starved by it.

@@ -34,8 +34,9 @@ struct Work {
 
 /// The largest sizes a plan's workspace must serve.
 struct Extents {
-  std::int64_t rows = 0;  ///< on this path, in one request (the MHA paths) or in all (topk_mqa)
-  std::int64_t keys = 0;  ///< of the longest request on this path
+  std::int64_t rows = 0;          ///< on this path, in all requests
+  std::int64_t request_rows = 0;  ///< on this path, in the request that has most
+  std::int64_t keys = 0;          ///< of the longest request on this path
   int threads = 1;
 };
 

@@ -13,28 +13,36 @@
 namespace headrace::attention {
 namespace {
 
-/// One row of a query slice; a slice may hold rows of several requests.
-struct RowReference {
+/// A run of neighbouring rows of one request that may share their walk over keys.
+struct TileReference {
   std::int64_t request;
-  std::int64_t position;
-  std::int64_t token;
+  std::int64_t position;  ///< of its first row
+  std::int64_t rows;
+  std::int64_t token;      ///< of its first row
+  std::int64_t slice_row;  ///< of its first row, in the slice
 };
 
+template <class Tiles>
 struct MqaMemory {
+  using Element = typename Tiles::Element;
+
   MqaMemory(Arena& arena, const Attention& attention, const Extents& extents, std::int64_t slice)
-      : words(mask_words(extents.keys)), entries(page_entries(extents.keys)) {
+      : words(mask_words(extents.keys)),
+        entries(page_entries(extents.keys)),
+        tile_rows(mqa::rows_a_tile(attention.geometry.num_heads)),
+        query_ld(Tiles::padded(attention.geometry.latent_dim())) {
     const Geometry& g = attention.geometry;
-    rows = arena.take<RowReference>(slice);
-    query = arena.take<float>(slice * g.num_heads * g.latent_dim());
+    tiles = arena.take<TileReference>(slice);
+    query = arena.take<Element>(slice * g.num_heads * query_ld);
     attended = arena.take<std::byte>(slice * g.num_heads * g.kv_lora_rank * size_of(attention.compute));
-    masks = arena.take<std::uint64_t>(words * extents.threads);
+    lse = arena.take<float>(slice * g.num_heads);
+    masks = arena.take<std::uint64_t>(tile_rows * words * extents.threads);
     pages = arena.take<PageEntry>(entries * extents.threads);
-    keys = arena.take<float>(mqa::kKeyTile * g.latent_dim() * extents.threads);
-    scores = arena.take<float>(mqa::kKeyTile * g.num_heads * extents.threads);
-    accumulated = arena.take<float>(g.num_heads * g.kv_lora_rank * extents.threads);
-    state = arena.take<RowState>(g.num_heads * extents.threads);
     sink = arena.take<float>(g.num_heads);
-    lse = arena.take<float>(g.num_heads * extents.threads);
+    Arena one;
+    const mqa::Scratch<Tiles> counted(one, g, words);
+    scratch_bytes = one.used();
+    scratch = arena.take<std::byte>(scratch_bytes * extents.threads);
   }
 
   /// A thread's share of an array that has one equal part a thread.
@@ -45,89 +53,111 @@ struct MqaMemory {
 
   std::int64_t words;
   std::int64_t entries;
-  std::span<RowReference> rows;
-  std::span<float> query;
+  std::int64_t tile_rows;
+  std::int64_t query_ld;
+  std::int64_t scratch_bytes = 0;
+  std::span<TileReference> tiles;
+  std::span<Element> query;
   std::span<std::byte> attended;
+  std::span<float> lse;
   std::span<std::uint64_t> masks;
   std::span<PageEntry> pages;
-  std::span<float> keys;
-  std::span<float> scores;
-  std::span<float> accumulated;
-  std::span<RowState> state;
   std::span<float> sink;
-  std::span<float> lse;
+  std::span<std::byte> scratch;
 };
 
+/// Collects tiles of rows, of several requests perhaps, and runs them a slice at a time.
+template <class Tiles>
 class MqaSlices {
  public:
-  MqaSlices(const Call& call, const MqaMemory& memory)
+  MqaSlices(const Call& call, const MqaMemory<Tiles>& memory, std::int64_t capacity)
       : call_(call),
         attention_(call.plan.attention()),
         geometry_(attention_.geometry),
         memory_(memory),
+        capacity_(capacity),
         threads_(call.plan.threads()) {
-    if (!call.weights.sink.empty()) {
-      for (std::int64_t h = 0; h < geometry_.num_heads; ++h) {
-        memory_.sink[static_cast<std::size_t>(h)] = call.weights.sink(h);
-      }
+    for (std::int64_t h = 0; h < geometry_.num_heads && !call.weights.sink.empty(); ++h) {
+      memory_.sink[static_cast<std::size_t>(h)] = call.weights.sink(h);
     }
   }
 
-  void run_slice(std::int64_t rows) {
-    const View<float> query(memory_.query.data(), {rows, geometry_.num_heads, geometry_.latent_dim()});
+  void add(const Rows& rows) {
+    const Request request = request_of(call_.inputs.requests, rows.request);
+    for (std::int64_t position = rows.begin; position < rows.end;) {
+      const std::int64_t end = std::min(rows.end, (position / memory_.tile_rows + 1) * memory_.tile_rows);
+      if (rows_ + end - position > capacity_) {
+        flush();
+      }
+      memory_.tiles[static_cast<std::size_t>(tiles_++)] = {rows.request, position, end - position,
+                                                           request.token_at(position), rows_};
+      rows_ += end - position;
+      position = end;
+    }
+  }
+
+  void flush() {
+    const AnyView query(
+        View<typename Tiles::Element>(memory_.query.data(), {rows_, geometry_.num_heads, memory_.query_ld}));
     const AnyView attended(memory_.attended.data(), attention_.compute, 3,
-                           {rows, geometry_.num_heads, geometry_.kv_lora_rank},
+                           {rows_, geometry_.num_heads, geometry_.kv_lora_rank},
                            {geometry_.num_heads * geometry_.kv_lora_rank, geometry_.kv_lora_rank, 1});
-    for_runs_of_tokens(rows, [&](std::int64_t first, std::int64_t end) {
-      const std::int64_t token = memory_.rows[static_cast<std::size_t>(first)].token;
-      absorb_query(geometry_, call_.inputs.q.slice(token, token + end - first), call_.weights.kv_b_proj,
-                   query.slice(first, end), threads_);
+    if (memory_.query_ld != geometry_.latent_dim()) {
+      std::fill(memory_.query.begin(), memory_.query.end(), typename Tiles::Element(0.0F));
+    }
+    for_runs_of_tokens([&](std::int64_t first, std::int64_t rows, std::int64_t token) {
+      absorb_query(geometry_, call_.inputs.q.slice(token, token + rows), call_.weights.kv_b_proj,
+                   query.slice(first, first + rows), threads_);
     });
     const cache::RowCodec codec(attention_.format, geometry_, attention_.compute, call_.inputs.cache.scale);
-    device::parallel_for(rows, threads_, [&](std::int64_t r, int thread) {
-      attend_row(memory_.rows[static_cast<std::size_t>(r)], codec, query.at(r), attended.slice(r, r + 1), thread);
+    device::parallel_for(tiles_, threads_, [&](std::int64_t t, int thread) {
+      attend_tile(memory_.tiles[static_cast<std::size_t>(t)], codec, attended, thread);
     });
-    for_runs_of_tokens(rows, [&](std::int64_t first, std::int64_t end) {
-      const std::int64_t token = memory_.rows[static_cast<std::size_t>(first)].token;
-      project_values(geometry_, attended.slice(first, end), call_.weights.kv_b_proj,
-                     call_.outputs.out.slice(token, token + end - first), threads_);
+    for_runs_of_tokens([&](std::int64_t first, std::int64_t rows, std::int64_t token) {
+      project_values(geometry_, attended.slice(first, first + rows), call_.weights.kv_b_proj,
+                     call_.outputs.out.slice(token, token + rows), threads_);
     });
+    tiles_ = 0;
+    rows_ = 0;
   }
 
  private:
-  /// Rows whose tokens follow each other make one product; requests on this path often do.
+  /// Tiles whose tokens follow each other make one product; requests on this path often do.
   template <class Body>
-  void for_runs_of_tokens(std::int64_t rows, const Body& body) const {
-    std::int64_t first = 0;
-    for (std::int64_t r = 1; r <= rows; ++r) {
-      if (r == rows ||
-          memory_.rows[static_cast<std::size_t>(r)].token != memory_.rows[static_cast<std::size_t>(r - 1)].token + 1) {
-        body(first, r);
-        first = r;
+  void for_runs_of_tokens(const Body& body) const {
+    for (std::int64_t t = 0; t < tiles_;) {
+      const TileReference& first = memory_.tiles[static_cast<std::size_t>(t)];
+      std::int64_t rows = 0;
+      while (t < tiles_ && memory_.tiles[static_cast<std::size_t>(t)].token == first.token + rows) {
+        rows += memory_.tiles[static_cast<std::size_t>(t++)].rows;
       }
+      body(first.slice_row, rows, first.token);
     }
   }
 
-  void attend_row(const RowReference& row, const cache::RowCodec& codec, const float* query, const AnyView& attended,
-                  int thread) const {
+  void attend_tile(const TileReference& reference, const cache::RowCodec& codec, const AnyView& attended,
+                   int thread) const {
     const Geometry& g = geometry_;
-    const Request request = request_of(call_.inputs.requests, row.request);
-    const MaskBuilder builder(attention_, call_.inputs, request,
-                              MqaMemory::part(memory_.pages, memory_.entries, thread));
-    const std::span<std::uint64_t> mask =
-        MqaMemory::part(memory_.masks, memory_.words, thread)
-            .first(static_cast<std::size_t>(mask_words(builder.key_end(row.position))));
-    builder.build(row.position, mask);
-    const mqa::Scratch scratch{MqaMemory::part(memory_.keys, mqa::kKeyTile * g.latent_dim(), thread),
-                               MqaMemory::part(memory_.scores, mqa::kKeyTile * g.num_heads, thread),
-                               MqaMemory::part(memory_.accumulated, g.num_heads * g.kv_lora_rank, thread),
-                               MqaMemory::part(memory_.state, g.num_heads, thread)};
-    const std::span<float> lse = MqaMemory::part(memory_.lse, g.num_heads, thread);
-    mqa::attend_row(attention_, call_.inputs, codec, row.request, query, mask,
-                    call_.weights.sink.empty() ? nullptr : memory_.sink.data(), scratch, attended, lse.data());
-    if (!call_.outputs.lse.empty()) {
+    const Request request = request_of(call_.inputs.requests, reference.request);
+    const MaskBuilder builder(attention_, call_.inputs, request, memory_.part(memory_.pages, memory_.entries, thread));
+    const std::int64_t words = mask_words(builder.key_end(reference.position + reference.rows - 1));
+    const View<std::uint64_t> masks(memory_.part(memory_.masks, memory_.tile_rows * memory_.words, thread).data(),
+                                    {reference.rows, words});
+    for (std::int64_t r = 0; r < reference.rows; ++r) {
+      builder.build(reference.position + r, {masks.at(r), static_cast<std::size_t>(words)});
+    }
+    Arena arena(memory_.part(memory_.scratch, memory_.scratch_bytes, thread));
+    const mqa::Scratch<Tiles> scratch(arena, g, memory_.words);
+    const std::int64_t row = reference.slice_row;
+    float* lse = memory_.lse.data() + row * g.num_heads;
+    mqa::attend_rows<Tiles>(
+        attention_, call_.inputs, codec, reference.request,
+        {reference.rows, memory_.query.data() + row * g.num_heads * memory_.query_ld, memory_.query_ld, masks},
+        call_.weights.sink.empty() ? nullptr : memory_.sink.data(), scratch,
+        {attended.slice(row, row + reference.rows), lse});
+    for (std::int64_t r = 0; r < reference.rows && !call_.outputs.lse.empty(); ++r) {
       for (std::int64_t h = 0; h < g.num_heads; ++h) {
-        call_.outputs.lse(row.token, h) = lse[static_cast<std::size_t>(h)];
+        call_.outputs.lse(reference.token + r, h) = lse[r * g.num_heads + h];
       }
     }
   }
@@ -135,9 +165,34 @@ class MqaSlices {
   const Call& call_;
   const Attention& attention_;
   const Geometry& geometry_;
-  const MqaMemory& memory_;
+  const MqaMemory<Tiles>& memory_;
+  std::int64_t capacity_;
   int threads_;
+  std::int64_t tiles_ = 0;
+  std::int64_t rows_ = 0;
 };
+
+template <class Tiles>
+void run_with(const Call& call, std::span<const Rows> rows, Arena arena) {
+  Extents extents{.threads = call.plan.threads()};
+  for (const Rows& r : rows) {
+    extents.keys = std::max<std::int64_t>(extents.keys, call.inputs.requests.seq_len(r.request));
+  }
+  const std::int64_t slice = call.plan.blocking(Path::topk_mqa).query_slice;
+  const MqaMemory<Tiles> memory(arena, call.plan.attention(), extents, slice);
+  MqaSlices<Tiles> slices(call, memory, slice);
+  for (const Rows& r : rows) {
+    slices.add(r);
+  }
+  slices.flush();
+}
+
+template <class Tiles>
+std::int64_t bytes_with(const Attention& attention, const Extents& extents, std::int64_t slice) {
+  Arena arena;
+  const MqaMemory<Tiles> memory(arena, attention, extents, slice);
+  return arena.used();
+}
 
 }  // namespace
 
@@ -175,43 +230,31 @@ Work TopkMqa::count_work(const Attention& attention, std::int64_t begin, std::in
 
 std::int64_t TopkMqa::workspace_bytes(const Attention& attention, const Extents& extents,
                                       const Blocking& blocking) const {
-  Arena arena;
-  const MqaMemory memory(arena, attention, extents, blocking.query_slice);
-  return arena.used();
+  return uses_pairs(attention.compute) ? bytes_with<PairTiles>(attention, extents, blocking.query_slice)
+                                       : bytes_with<FloatTiles>(attention, extents, blocking.query_slice);
 }
 
 Blocking TopkMqa::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
-  Blocking blocking{.query_slice = 1, .context_block = 0};
+  // A slice holds whole tiles, so that what a tile computes does not depend on where slices end.
+  const std::int64_t least = mqa::rows_a_tile(attention.geometry.num_heads);
+  const std::int64_t rows = std::max(extents.rows, least);
+  Blocking blocking{.query_slice = least, .context_block = 0};
   const std::int64_t one = workspace_bytes(attention, extents, blocking);
-  blocking.query_slice = 65;
+  blocking.query_slice = least + 64;
   const std::int64_t a_row = (workspace_bytes(attention, extents, blocking) - one) / 64 + 1;
-  blocking.query_slice = std::clamp<std::int64_t>((budget - one) / a_row, 1, std::max<std::int64_t>(extents.rows, 1));
-  while (blocking.query_slice > 1 && workspace_bytes(attention, extents, blocking) > budget) {
-    blocking.query_slice -= (blocking.query_slice + 63) / 64;
+  blocking.query_slice = std::clamp(least + (budget - one) / a_row, least, rows);
+  while (blocking.query_slice > least && workspace_bytes(attention, extents, blocking) > budget) {
+    blocking.query_slice = std::max(least, blocking.query_slice - (blocking.query_slice + 63) / 64);
   }
   return blocking;
 }
 
 void TopkMqa::run(const Call& call, std::span<const Rows> rows, Arena arena) const {
-  Extents extents{.rows = 0, .keys = 0, .threads = call.plan.threads()};
-  for (const Rows& r : rows) {
-    extents.keys = std::max<std::int64_t>(extents.keys, call.inputs.requests.seq_len(r.request));
+  if (uses_pairs(call.plan.attention().compute)) {
+    run_with<PairTiles>(call, rows, arena);
+  } else {
+    run_with<FloatTiles>(call, rows, arena);
   }
-  const std::int64_t slice = call.plan.blocking(Path::topk_mqa).query_slice;
-  const MqaMemory memory(arena, call.plan.attention(), extents, slice);
-  MqaSlices slices(call, memory);
-  std::int64_t filled = 0;
-  for (const Rows& r : rows) {
-    const Request request = request_of(call.inputs.requests, r.request);
-    for (std::int64_t position = r.begin; position < r.end; ++position) {
-      memory.rows[static_cast<std::size_t>(filled++)] = {r.request, position, request.token_at(position)};
-      if (filled == slice) {
-        slices.run_slice(filled);
-        filled = 0;
-      }
-    }
-  }
-  slices.run_slice(filled);
 }
 
 }  // namespace headrace::attention

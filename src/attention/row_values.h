@@ -8,16 +8,18 @@
 
 namespace headrace::attention {
 
-/// n contiguous values at [i, j, 0] of a float32 or bfloat16 view of rank 3, as float32.
-inline void load_floats(const ConstAnyView& view, std::int64_t i, std::int64_t j, std::int64_t n, float* out) noexcept {
-  const std::int64_t offset = i * view.stride(0) + j * view.stride(1);
+/// Values [i, j, first] to [i, j, first + n) of a float32 or bfloat16 view of rank 3 with a contiguous last dimension.
+/// T is float, or the view's own element type.
+template <class T>
+void load_values(const ConstAnyView& view, std::int64_t i, std::int64_t j, std::int64_t first, std::int64_t n,
+                 T* out) noexcept {
+  const std::int64_t offset = i * view.stride(0) + j * view.stride(1) + first;
   if (view.dtype() == DType::float32) {
-    std::copy_n(static_cast<const float*>(view.data()) + offset, n, out);
-    return;
-  }
-  const auto* values = static_cast<const bfloat16*>(view.data()) + offset;
-  for (std::int64_t k = 0; k < n; ++k) {
-    out[k] = static_cast<float>(values[k]);
+    const auto* values = static_cast<const float*>(view.data()) + offset;
+    std::transform(values, values + n, out, [](float value) { return static_cast<T>(value); });
+  } else {
+    const auto* values = static_cast<const bfloat16*>(view.data()) + offset;
+    std::transform(values, values + n, out, [](bfloat16 value) { return static_cast<T>(value); });
   }
 }
 
