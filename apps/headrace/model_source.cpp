@@ -63,8 +63,10 @@ std::int64_t chosen_layer(const ModelConfig& config, const std::optional<std::in
 Attention attention_of(const ModelConfig& config, std::int64_t layer, const Options& options) {
   Attention attention;
   attention.geometry = config.geometry;
-  attention.rule =
-      options.selection.kind == SelectionSource::Kind::indexer ? config.selection_rule(layer) : SelectionRule::opaque();
+  attention.rule = config.selection_rule(layer);
+  if (options.selection.kind != SelectionSource::Kind::indexer) {
+    attention.rule = SelectionRule::opaque(attention.rule.width());
+  }
   attention.scale = config.softmax_scale;
   attention.compute = options.compute;
   attention.format = options.format();

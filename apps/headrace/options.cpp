@@ -156,7 +156,7 @@ class OptionAdder {
     });
   }
   void check() {
-    text("--check", "all", "compare 64 rows of each request, or all, with the float64 oracle",
+    text("--check", "[all]", "compare 64 rows of each request, or all, with the float64 oracle",
          [&options = options_](const std::string& value) {
            if (!value.empty() && value != "all") {
              throw wrong("--check", "nothing or \"all\"", value);

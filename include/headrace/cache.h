@@ -33,7 +33,7 @@ struct BasicCacheView {
   Byte* data = nullptr;
   std::int64_t num_pages = 0;
   std::int64_t page_size = 0;    ///< tokens a page, >= 1
-  std::int64_t page_stride = 0;  ///< bytes from a page to the next, >= page_size * row_stride
+  std::int64_t page_stride = 0;  ///< bytes from a page to the next, at least what its rows take
   std::int64_t row_stride = 0;   ///< bytes from a token to the next, >= the row's bytes
   float scale = 1.0F;            ///< fp8 only: value = e4m3 * scale; finite and > 0
   std::int64_t row_bytes = 0;    ///< bytes of a row that are its own; 0: the least the format needs. NoPE in fp8_ds_mla

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "headrace/cache.h"
+#include "headrace/requests.h"
 #include "headrace/selection.h"
 #include "headrace/view.h"
 
@@ -27,16 +28,6 @@ struct IndexerGeometry {
   [[nodiscard]] SelectionRule rule() const;
   /// Bytes of a row of the indexer's key cache: head_dim values of the compute dtype; for k-pool twice that.
   [[nodiscard]] std::int64_t cache_row_bytes(DType compute) const noexcept;
-};
-
-/// Device-side description of a step's requests, shared by every stage.
-///   query_start [B + 1]: tokens [query_start[b], query_start[b + 1]) belong to request b
-///   seq_len     [B]: keys of request b, this step's included; its query rows are at the last positions
-///   block_table [B, max_pages]: page of the request's keys [i * page_size, (i + 1) * page_size); free row stride
-struct Requests {
-  View<const std::int32_t> query_start;
-  View<const std::int32_t> seq_len;
-  View<const std::int32_t> block_table;
 };
 
 /// The indexer's own keys live in a paged cache with the slots of the latent cache. A row holds, in the compute dtype,

@@ -16,7 +16,8 @@ enum class SelectionSpace : std::uint8_t {
 };
 
 /// For each query token the keys it attends to. Order means nothing and a repeated entry counts once; entries that are
-/// negative, out of range or (by position) in the future are ignored, identically on every path.
+/// negative, out of range or (by position) in the future are ignored, identically on every path. A count outside
+/// [0, width] is taken as the nearer end.
 struct Selection {
   View<const std::int32_t> index;  ///< [T, width]
   View<const std::int32_t> count;  ///< [T] or empty: columns from count on are never read; without it all columns count
@@ -36,8 +37,9 @@ class SelectionRule {
   /// The floor(topk / pool) complete pools of highest score, and with `tail` the incomplete pool at the end.
   /// @throws Error unless 1 <= pool <= topk < 2^31
   [[nodiscard]] static SelectionRule kpool(std::int64_t topk, std::int64_t pool, bool tail);
-  /// A caller's own selection: nothing is known, nothing is covered.
-  [[nodiscard]] static SelectionRule opaque() noexcept;
+  /// A caller's own selection: nothing is covered.
+  /// @param width  columns it has, so that costs can be counted; 0 where that is not known. @throws Error unless >= 0
+  [[nodiscard]] static SelectionRule opaque(std::int64_t width = 0);
 
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
   [[nodiscard]] std::int64_t topk() const noexcept { return topk_; }
@@ -45,7 +47,7 @@ class SelectionRule {
   [[nodiscard]] bool tail() const noexcept { return tail_; }
 
   /// Columns a selection under this rule needs: topk, or for k-pool floor(topk / pool) * pool and pool - 1 for a tail.
-  /// 0 for `none` and `opaque`.
+  /// For `opaque` what it was made with, 0 for `none`.
   [[nodiscard]] std::int64_t width() const noexcept;
   /// Whether the row at this position (it sees position + 1 keys) is covered.
   [[nodiscard]] bool covers(std::int64_t position) const noexcept;

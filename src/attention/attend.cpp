@@ -7,15 +7,15 @@
 
 #include "attention/arena.h"
 #include "attention/paths/path.h"
-#include "attention/request.h"
+#include "cache/requests.h"
 #include "headrace/attention.h"
 #include "headrace/error.h"
 
 namespace headrace {
 namespace {
 
-using attention::Request;
 using attention::Rows;
+using cache::Request;
 
 void expect_unit_stride(std::string_view name, std::int64_t stride) {
   if (stride != 1) {
@@ -25,49 +25,22 @@ void expect_unit_stride(std::string_view name, std::int64_t stride) {
 
 /// Exact lengths against the plan's bounds, and every page that holds a key against the cache.
 void validate_requests(const Plan& plan, const Inputs& inputs, std::int64_t tokens) {
-  const Requests& requests = inputs.requests;
-  const auto count = static_cast<std::int64_t>(plan.requests().size());
-  requests.query_start.expect("query_start", {count + 1});
-  requests.seq_len.expect("seq_len", {count});
-  requests.block_table.expect("block_table", {count, -1});
-  if (requests.query_start(0) != 0 || requests.query_start(count) != tokens) {
-    throw Error("query_start", fmt::format("0 first and {} (the tokens of q) last", tokens),
-                fmt::format("{} and {}", requests.query_start(0), requests.query_start(count)));
-  }
-  for (const RequestPlan& planned : plan.requests()) {
-    const std::int64_t b = planned.request;
-    const Request exact = attention::request_of(requests, b);
+  inputs.requests.seq_len.expect("seq_len", {static_cast<std::int64_t>(plan.requests().size())});
+  for (const cache::Request& exact : cache::validate_requests(inputs.requests, tokens)) {
+    const RequestPlan& planned = plan.requests()[static_cast<std::size_t>(exact.number)];
     const std::int64_t bound = planned.query_len + planned.context_len;
-    if (exact.query_len < 0 || exact.query_len > planned.query_len) {
-      throw Error(fmt::format("query_start[{}]", b + 1),
-                  fmt::format("{} plus 0 to {} query tokens", exact.first_token, planned.query_len),
-                  std::to_string(exact.first_token + exact.query_len));
+    const char* range = plan.exact() ? "exactly" : "at most";
+    if (exact.query_len > planned.query_len || (plan.exact() && exact.query_len != planned.query_len)) {
+      throw Error(fmt::format("query_start[{}]", exact.number + 1),
+                  fmt::format("{} the {} query tokens planned for request {}", range, planned.query_len, exact.number),
+                  std::to_string(exact.query_len));
     }
-    if (exact.seq_len < exact.query_len || exact.seq_len > bound) {
-      throw Error(fmt::format("seq_len[{}]", b),
-                  fmt::format("from the {} query tokens to the planned {}", exact.query_len, bound),
+    if (exact.seq_len > bound || (plan.exact() && exact.seq_len != bound)) {
+      throw Error(fmt::format("seq_len[{}]", exact.number), fmt::format("{} the planned {}", range, bound),
                   std::to_string(exact.seq_len));
     }
-    if (plan.exact() && (exact.query_len != planned.query_len || exact.seq_len != bound)) {
-      throw Error(fmt::format("seq_len[{}]", b),
-                  fmt::format("the exact {} + {} of the plan", planned.context_len, planned.query_len),
-                  fmt::format("{} + {}", exact.context_len(), exact.query_len));
-    }
-    if (exact.query_len == 0) {
-      continue;
-    }
-    const std::int64_t pages = (exact.seq_len + inputs.cache.page_size - 1) / inputs.cache.page_size;
-    if (pages > requests.block_table.dim(1)) {
-      throw Error("block_table",
-                  fmt::format("at least {} pages for the {} keys of request {}", pages, exact.seq_len, b),
-                  std::to_string(requests.block_table.dim(1)));
-    }
-    for (std::int64_t i = 0; i < pages; ++i) {
-      const std::int32_t page = requests.block_table(b, i);
-      if (page < 0 || page >= inputs.cache.num_pages) {
-        throw Error(fmt::format("block_table[{}, {}]", b, i), fmt::format("a page in [0, {})", inputs.cache.num_pages),
-                    std::to_string(page));
-      }
+    if (exact.query_len > 0) {
+      cache::validate_pages(inputs.requests, exact.number, 0, exact.seq_len, inputs.cache);
     }
   }
 }
@@ -76,7 +49,7 @@ void validate_selection(const Plan& plan, const Inputs& inputs, std::int64_t tok
   const Selection& selection = inputs.selection;
   if (selection.index.empty()) {
     for (const RequestPlan& planned : plan.requests()) {
-      const Request exact = attention::request_of(inputs.requests, planned.request);
+      const cache::Request exact = cache::request_of(inputs.requests, planned.request);
       for (std::int64_t p = exact.context_len(); p < exact.seq_len; ++p) {
         if (!plan.attention().rule.covers(p)) {
           throw Error("selection.index",
@@ -135,7 +108,7 @@ void validate_workspace(const Plan& plan, std::span<std::byte> workspace) {
 std::vector<Rows> rows_on(Path path, const Plan& plan, const Requests& requests) {
   std::vector<Rows> rows;
   for (const RequestPlan& planned : plan.requests()) {
-    const Request exact = attention::request_of(requests, planned.request);
+    const cache::Request exact = cache::request_of(requests, planned.request);
     for (std::size_t s = 0; s < planned.segments.size(); ++s) {
       const Segment& segment = planned.segments[s];
       const std::int64_t begin = std::max(s == 0 ? 0 : segment.begin, exact.context_len());

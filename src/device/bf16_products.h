@@ -33,7 +33,6 @@ void pack_pairs_transposed(std::int64_t K, std::int64_t N, const bfloat16* rows,
 /// c[m, n] += sum over k of a[m, k] * b[k, n]. The order in which an element is summed depends on K alone.
 /// @param a  [M, K] with K even (pad with zeros), `lda` values from a row to the next
 /// @param b  packed [K / 2, ldb, 2], of which the first N columns are used
-/// Only where has_bf16_products().
 void bf16_products_add(std::int64_t M, std::int64_t N, std::int64_t K, const bfloat16* a, std::int64_t lda,
                        const bfloat16* b, std::int64_t ldb, float* c, std::int64_t ldc);
 

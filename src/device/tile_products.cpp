@@ -29,6 +29,7 @@ constexpr std::int64_t kDotColumns = 3;
 constexpr std::int64_t kOuterRows = 4;
 constexpr std::int64_t kOuterVectors = 2;
 #endif
+static_assert(kOuterRows <= 6, "products_nn_add_target handles up to five left-over rows");
 
 /// A Rows x Columns corner of c = a b^T: dot products along K, one vector of partial sums for each element.
 template <std::int64_t Rows, std::int64_t Columns>
@@ -37,7 +38,9 @@ void dot_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, con
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   V sum[Rows][Columns];
+#pragma GCC unroll 8
   for (std::int64_t m = 0; m < Rows; ++m) {
+#pragma GCC unroll 8
     for (std::int64_t n = 0; n < Columns; ++n) {
       sum[m][n] = hn::Zero(d);
     }
@@ -45,11 +48,14 @@ void dot_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, con
   std::int64_t k = 0;
   for (; k + lanes <= K; k += lanes) {
     V column[Columns];
+#pragma GCC unroll 8
     for (std::int64_t n = 0; n < Columns; ++n) {
       column[n] = hn::LoadU(d, b + n * ldb + k);
     }
+#pragma GCC unroll 8
     for (std::int64_t m = 0; m < Rows; ++m) {
       const V row = hn::LoadU(d, a + m * lda + k);
+#pragma GCC unroll 8
       for (std::int64_t n = 0; n < Columns; ++n) {
         sum[m][n] = hn::MulAdd(row, column[n], sum[m][n]);
       }
@@ -57,14 +63,18 @@ void dot_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, con
   }
   if (k < K) {
     const auto rest = hn::FirstN(d, static_cast<std::size_t>(K - k));
+#pragma GCC unroll 8
     for (std::int64_t m = 0; m < Rows; ++m) {
       const V row = hn::MaskedLoad(rest, d, a + m * lda + k);
+#pragma GCC unroll 8
       for (std::int64_t n = 0; n < Columns; ++n) {
         sum[m][n] = hn::MulAdd(row, hn::MaskedLoad(rest, d, b + n * ldb + k), sum[m][n]);
       }
     }
   }
+#pragma GCC unroll 8
   for (std::int64_t m = 0; m < Rows; ++m) {
+#pragma GCC unroll 8
     for (std::int64_t n = 0; n < Columns; ++n) {
       const float value = hn::GetLane(hn::SumOfLanes(d, sum[m][n]));
       float& out = c[m * ldc + n];
@@ -103,24 +113,31 @@ void outer_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, c
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   V sum[Rows][Vectors];
+#pragma GCC unroll 8
   for (std::int64_t m = 0; m < Rows; ++m) {
+#pragma GCC unroll 8
     for (std::int64_t n = 0; n < Vectors; ++n) {
       sum[m][n] = hn::LoadU(d, c + m * ldc + n * lanes);
     }
   }
   for (std::int64_t k = 0; k < K; ++k) {
     V row[Vectors];
+#pragma GCC unroll 8
     for (std::int64_t n = 0; n < Vectors; ++n) {
       row[n] = hn::LoadU(d, b + k * ldb + n * lanes);
     }
+#pragma GCC unroll 8
     for (std::int64_t m = 0; m < Rows; ++m) {
       const V factor = hn::Set(d, a[m * lda + k]);
+#pragma GCC unroll 8
       for (std::int64_t n = 0; n < Vectors; ++n) {
         sum[m][n] = hn::MulAdd(factor, row[n], sum[m][n]);
       }
     }
   }
+#pragma GCC unroll 8
   for (std::int64_t m = 0; m < Rows; ++m) {
+#pragma GCC unroll 8
     for (std::int64_t n = 0; n < Vectors; ++n) {
       hn::StoreU(sum[m][n], d, c + m * ldc + n * lanes);
     }
@@ -160,8 +177,25 @@ void products_nn_add_target(std::int64_t M, std::int64_t N, std::int64_t K, cons
   for (; m + kOuterRows <= M; m += kOuterRows) {
     outer_rows<kOuterRows>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
   }
-  for (; m < M; ++m) {
-    outer_rows<1>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+  // The last rows as one tile, too: alone, a row would load b for itself.
+  switch (M - m) {
+    case 5:
+      outer_rows<5>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+      break;
+    case 4:
+      outer_rows<4>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+      break;
+    case 3:
+      outer_rows<3>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+      break;
+    case 2:
+      outer_rows<2>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+      break;
+    case 1:
+      outer_rows<1>(N, K, a + m * lda, lda, b, ldb, c + m * ldc, ldc);
+      break;
+    default:
+      break;
   }
 }
 

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "cache/requests.h"
 #include "device/parallel.h"
 #include "headrace/error.h"
 #include "selection/kpool.h"
-#include "selection/requests.h"
 
 namespace headrace::selection {
 namespace {
@@ -25,19 +25,19 @@ struct CompletedPool {
 
 /// Pools that the step completes; throws Error where the pages of their other tokens are not valid.
 std::vector<CompletedPool> completed_pools(const IndexerGeometry& indexer, const CacheView& cache,
-                                           const Requests& requests, const std::vector<RequestSpan>& spans,
+                                           const Requests& requests, const std::vector<cache::Request>& spans,
                                            View<const std::int64_t> slots) {
   std::vector<CompletedPool> pools;
   const Candidates candidates = Candidates::of(indexer);
   for (std::size_t b = 0; b < spans.size(); ++b) {
-    const RequestSpan& span = spans[b];
+    const cache::Request& span = spans[b];
     const std::int64_t end = candidates.among(span.seq_len);
     for (std::int64_t c = candidates.among(span.context_len()); c < end; ++c) {
       const std::int64_t last = candidates.key_position(c);
       const std::int64_t slot = slots(span.first_token + last - span.context_len());
       if (slot >= 0) {
         const auto request = static_cast<std::int64_t>(b);
-        validate_pages(requests, request, last + 1 - candidates.pool, last, cache);
+        cache::validate_pages(requests, request, last + 1 - candidates.pool, last, cache);
         pools.push_back({request, last, slot});
       }
     }
@@ -92,7 +92,7 @@ void write_pooled_keys(const IndexerGeometry& indexer, const MutableCacheView& c
       const std::int64_t first = done.last_position + 1 - indexer.pool;
       for (std::size_t o = 0; o + 1 < pool; ++o) {
         const std::int64_t position = first + static_cast<std::int64_t>(o);
-        rows[o] = reinterpret_cast<const T*>(key_row(cache, requests, done.request, position));
+        rows[o] = reinterpret_cast<const T*>(cache::key_row(cache, requests, done.request, position));
       }
       T* last = reinterpret_cast<T*>(cache.row(done.last_slot));
       rows[pool - 1] = last;
@@ -126,7 +126,7 @@ void append_typed(const IndexerGeometry& indexer, const MutableCacheView& cache,
     throw Error("index gate and offset_bias", "none for a lightning indexer", "a view");
   }
   validate_slots(cache, slots, key.dim(0));
-  const std::vector<RequestSpan> spans = validate_requests(requests, key.dim(0));
+  const std::vector<cache::Request> spans = cache::validate_requests(requests, key.dim(0));
   if (!indexer.kpool) {
     write_rows<T>(cache, typed_key, typed_gate, slots, threads);
     return;
@@ -156,7 +156,7 @@ void validate_index_cache(const IndexerGeometry& indexer, DType compute, const C
 
 void IndexKeyReader::read(std::int64_t begin, std::int64_t end, float* out) const {
   for (std::int64_t c = begin; c < end; ++c, out += dim_) {
-    const std::byte* row = key_row(cache_, requests_, request_, candidates_.key_position(c));
+    const std::byte* row = cache::key_row(cache_, requests_, request_, candidates_.key_position(c));
     if (compute_ == DType::float32) {
       widen<float>(row, dim_, out);
     } else {

@@ -42,9 +42,13 @@ SelectionRule SelectionRule::kpool(std::int64_t topk, std::int64_t pool, bool ta
   return rule;
 }
 
-SelectionRule SelectionRule::opaque() noexcept {
+SelectionRule SelectionRule::opaque(std::int64_t width) {
+  if (width < 0) {
+    throw Error("width", "at least 0", std::to_string(width));
+  }
   SelectionRule rule;
   rule.kind_ = Kind::opaque;
+  rule.topk_ = width;
   return rule;
 }
 
@@ -54,8 +58,9 @@ std::int64_t SelectionRule::width() const noexcept {
       return topk_;
     case Kind::kpool:
       return topk_ / pool_ * pool_ + (tail_ ? pool_ - 1 : 0);
-    case Kind::none:
     case Kind::opaque:
+      return topk_;
+    case Kind::none:
       break;
   }
   return 0;
@@ -99,8 +104,9 @@ std::int64_t SelectionRule::keys_at(std::int64_t position) const noexcept {
       return std::min(keys, topk_);
     case Kind::kpool:
       return std::min(keys / pool_, topk_ / pool_) * pool_ + (tail_ ? keys % pool_ : 0);
-    case Kind::none:
     case Kind::opaque:
+      return topk_ == 0 ? keys : std::min(keys, topk_);
+    case Kind::none:
       break;
   }
   return keys;
@@ -115,9 +121,9 @@ std::string SelectionRule::to_string() const {
     case Kind::kpool:
       return fmt::format("kpool({}, {}{})", topk_, pool_, tail_ ? ", tail" : "");
     case Kind::opaque:
-      break;
+      return topk_ == 0 ? "opaque" : fmt::format("opaque({})", topk_);
   }
-  return "opaque";
+  return "unknown";
 }
 
 }  // namespace headrace

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "cache/requests.h"
 #include "headrace/error.h"
 #include "headrace/indexer.h"
 #include "selection/candidates.h"
 #include "selection/index_cache.h"
 #include "selection/lightning.h"
-#include "selection/requests.h"
 
 namespace headrace {
 namespace {
@@ -24,11 +24,11 @@ std::int64_t score_row(const IndexerGeometry& indexer, DType compute, const Cach
   using namespace selection;
   validate_index_cache(indexer, compute, cache);
   validate_queries(indexer, compute, queries);
-  const std::vector<RequestSpan> spans = validate_requests(requests, queries.query.dim(0));
+  const std::vector<cache::Request> spans = cache::validate_requests(requests, queries.query.dim(0));
   if (request < 0 || request >= static_cast<std::int64_t>(spans.size())) {
     throw Error("request", fmt::format("a number in [0, {})", spans.size()), std::to_string(request));
   }
-  const RequestSpan& span = spans[static_cast<std::size_t>(request)];
+  const cache::Request& span = spans[static_cast<std::size_t>(request)];
   const std::int64_t row = token - span.first_token;
   if (row < 0 || row >= span.query_len) {
     throw Error("token", fmt::format("a number in [{}, {})", span.first_token, span.first_token + span.query_len),
@@ -41,7 +41,7 @@ std::int64_t score_row(const IndexerGeometry& indexer, DType compute, const Cach
   if (scores.dim(0) < seen) {
     throw Error("scores", fmt::format("at least {} entries", seen), std::to_string(scores.dim(0)));
   }
-  validate_pages(requests, request, 0, keys, cache);
+  cache::validate_pages(requests, request, 0, keys, cache);
 
   const IndexKeyReader reader(indexer, compute, cache, requests, request);
   Scorer scorer(indexer, {1, kCandidatesAtOnce});

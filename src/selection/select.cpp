@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "cache/requests.h"
 #include "device/parallel.h"
 #include "headrace/error.h"
 #include "headrace/indexer.h"
@@ -13,7 +14,6 @@
 #include "selection/index_cache.h"
 #include "selection/kpool.h"
 #include "selection/lightning.h"
-#include "selection/requests.h"
 #include "selection/topk.h"
 
 namespace headrace {
@@ -179,7 +179,7 @@ void validate_scoring_begin(View<const std::int64_t> scoring_begin, std::size_t 
 }
 
 /// For each request the first of its rows that is scored; query_len where none is.
-std::vector<std::int64_t> first_scored_rows(const std::vector<RequestSpan>& spans,
+std::vector<std::int64_t> first_scored_rows(const std::vector<cache::Request>& spans,
                                             View<const std::int64_t> scoring_begin) {
   std::vector<std::int64_t> first(spans.size(), 0);
   if (!scoring_begin.empty()) {
@@ -193,19 +193,19 @@ std::vector<std::int64_t> first_scored_rows(const std::vector<RequestSpan>& span
 }
 
 /// The longest sequence that is read; throws Error where its pages are not valid. 0: no row is scored.
-std::int64_t validate_scored(const CacheView& cache, const Requests& requests, const std::vector<RequestSpan>& spans,
+std::int64_t validate_scored(const CacheView& cache, const Requests& requests, const std::vector<cache::Request>& spans,
                              const std::vector<std::int64_t>& first_scored) {
   std::int64_t longest = 0;
   for (std::size_t b = 0; b < spans.size(); ++b) {
     if (first_scored[b] < spans[b].query_len) {
-      validate_pages(requests, static_cast<std::int64_t>(b), 0, spans[b].seq_len, cache);
+      cache::validate_pages(requests, static_cast<std::int64_t>(b), 0, spans[b].seq_len, cache);
       longest = std::max(longest, spans[b].seq_len);
     }
   }
   return longest;
 }
 
-void clear_rows(const std::vector<RequestSpan>& spans, const std::vector<std::int64_t>& first_scored,
+void clear_rows(const std::vector<cache::Request>& spans, const std::vector<std::int64_t>& first_scored,
                 View<std::int32_t> index, View<std::int32_t> count) {
   for (std::size_t b = 0; b < spans.size(); ++b) {
     for (std::int64_t t = spans[b].first_token; t < spans[b].first_token + first_scored[b]; ++t) {
@@ -217,11 +217,11 @@ void clear_rows(const std::vector<RequestSpan>& spans, const std::vector<std::in
   }
 }
 
-std::vector<Task> scored_tasks(const std::vector<RequestSpan>& spans, const std::vector<std::int64_t>& first_scored,
+std::vector<Task> scored_tasks(const std::vector<cache::Request>& spans, const std::vector<std::int64_t>& first_scored,
                                std::int64_t rows) {
   std::vector<Task> tasks;
   for (std::size_t b = 0; b < spans.size(); ++b) {
-    const RequestSpan& span = spans[b];
+    const cache::Request& span = spans[b];
     for (std::int64_t row = first_scored[b]; row < span.query_len; row += rows) {
       tasks.push_back({static_cast<std::int64_t>(b), span.first_token + row, span.context_len() + row,
                        std::min(rows, span.query_len - row)});
@@ -246,7 +246,7 @@ void select(const IndexerGeometry& indexer, DType compute, const CacheView& cach
   validate_index_cache(indexer, compute, cache);
   validate_queries(indexer, compute, queries);
   const std::int64_t tokens = queries.query.dim(0);
-  const std::vector<RequestSpan> spans = validate_requests(requests, tokens);
+  const std::vector<cache::Request> spans = cache::validate_requests(requests, tokens);
   const std::vector<std::int64_t> first_scored = first_scored_rows(spans, scoring_begin);
   index.expect("selection index", {tokens, indexer.rule().width()});
   count.expect("selection count", {tokens});

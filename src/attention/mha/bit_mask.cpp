@@ -5,7 +5,7 @@
 
 namespace headrace::attention {
 
-MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const Request& request,
+MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request,
                          std::span<PageEntry> pages)
     : attention_(attention), inputs_(inputs), request_(request) {
   if (inputs.selection.space != SelectionSpace::cache_slot) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/request.h"
+#include "cache/requests.h"
 #include "headrace/attention.h"
 
 namespace headrace::attention {
@@ -36,7 +36,8 @@ class MaskBuilder {
  public:
   /// @param pages  memory for the slot-to-position map: an entry for each of the request's pages; used only for
   ///               selections in cache_slot space
-  MaskBuilder(const Attention& attention, const Inputs& inputs, const Request& request, std::span<PageEntry> pages);
+  MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request,
+              std::span<PageEntry> pages);
 
   /// Writes the words of keys [0, 64 * words.size()) for the row at `position`; words must reach over the row's keys.
   void build(std::int64_t position, std::span<std::uint64_t> words) const noexcept;
@@ -50,7 +51,7 @@ class MaskBuilder {
 
   const Attention& attention_;
   const Inputs& inputs_;
-  Request request_;
+  cache::Request request_;
   std::span<PageEntry> pages_;
 };
 

@@ -77,8 +77,8 @@ class Walk {
     const std::int64_t ld = geometry_.latent_dim();
     Element* latents = scratch_.latents.data();
     for (std::int64_t k = 0; k < count; ++k) {
-      const std::int64_t slot = slot_of(inputs_.requests, inputs_.cache, request_, positions_[k]);
-      codec_.read(inputs_.cache.row(slot), latents + k * ld, latents + k * ld + geometry_.kv_lora_rank);
+      codec_.read(cache::key_row(inputs_.cache, inputs_.requests, request_, positions_[k]), latents + k * ld,
+                  latents + k * ld + geometry_.kv_lora_rank);
     }
     if constexpr (std::is_same_v<Tiles, PairTiles>) {
       device::pack_pairs_transposed(ld, count, latents, ld, kKeyTile, scratch_.packed_keys.data());

@@ -6,8 +6,8 @@
 
 #include "attention/arena.h"
 #include "attention/merge.h"
-#include "attention/request.h"
 #include "attention/tile_arithmetic.h"
+#include "cache/requests.h"
 #include "cache/row_codec.h"
 #include "headrace/attention.h"
 

@@ -15,15 +15,15 @@ constexpr std::int64_t kKeysATask = 64;
 
 /// Latents and rope keys of `count` keys from position `first`; T is the compute dtype's type.
 template <class T>
-void gather(const Call& call, const Request& request, std::int64_t first, std::int64_t count, T* latent, T* rope) {
+void gather(const Call& call, const cache::Request& request, std::int64_t first, std::int64_t count, T* latent,
+            T* rope) {
   const Attention& attention = call.plan.attention();
   const Geometry& g = attention.geometry;
-  const CacheView& cache = call.inputs.cache;
-  const cache::RowCodec codec(attention.format, g, attention.compute, cache.scale);
+  const cache::RowCodec codec(attention.format, g, attention.compute, call.inputs.cache.scale);
   device::parallel_for((count + kKeysATask - 1) / kKeysATask, call.plan.threads(), [&](std::int64_t task, int) {
     for (std::int64_t k = task * kKeysATask; k < std::min(count, (task + 1) * kKeysATask); ++k) {
-      const std::int64_t slot = slot_of(call.inputs.requests, cache, request.number, first + k);
-      codec.read(cache.row(slot), latent + k * g.kv_lora_rank, rope + k * g.qk_rope_head_dim);
+      codec.read(cache::key_row(call.inputs.cache, call.inputs.requests, request.number, first + k),
+                 latent + k * g.kv_lora_rank, rope + k * g.qk_rope_head_dim);
     }
   });
 }
@@ -39,7 +39,7 @@ KeyBlocks<FloatTiles>::KeyBlocks(Arena& arena, const Attention& attention, std::
   up_projected_ = arena.take<float>(length * g.num_heads * head_values(g));
 }
 
-mha::KeyBlock<float> KeyBlocks<FloatTiles>::make(const Call& call, const Request& request, std::int64_t first,
+mha::KeyBlock<float> KeyBlocks<FloatTiles>::make(const Call& call, const cache::Request& request, std::int64_t first,
                                                  std::int64_t count) const {
   const Attention& attention = call.plan.attention();
   const Geometry& g = attention.geometry;
@@ -102,7 +102,7 @@ void KeyBlocks<PairTiles>::pack_chunk(const Call& call, std::int64_t first_tile,
   });
 }
 
-mha::KeyBlock<bfloat16> KeyBlocks<PairTiles>::make(const Call& call, const Request& request, std::int64_t first,
+mha::KeyBlock<bfloat16> KeyBlocks<PairTiles>::make(const Call& call, const cache::Request& request, std::int64_t first,
                                                    std::int64_t count) const {
   const Geometry& g = call.plan.attention().geometry;
   for (std::int64_t done = 0; done < count; done += kChunk) {

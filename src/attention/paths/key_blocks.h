@@ -7,8 +7,8 @@
 #include "attention/arena.h"
 #include "attention/mha/cpu.h"
 #include "attention/paths/path.h"
-#include "attention/request.h"
 #include "attention/tile_arithmetic.h"
+#include "cache/requests.h"
 
 namespace headrace::attention {
 
@@ -23,7 +23,7 @@ class KeyBlocks<FloatTiles> {
  public:
   /// @param length  keys a block may have, a multiple of kKeyTile
   KeyBlocks(Arena& arena, const Attention& attention, std::int64_t length);
-  [[nodiscard]] mha::KeyBlock<float> make(const Call& call, const Request& request, std::int64_t first,
+  [[nodiscard]] mha::KeyBlock<float> make(const Call& call, const cache::Request& request, std::int64_t first,
                                           std::int64_t count) const;
 
  private:
@@ -37,7 +37,7 @@ template <>
 class KeyBlocks<PairTiles> {
  public:
   KeyBlocks(Arena& arena, const Attention& attention, std::int64_t length);
-  [[nodiscard]] mha::KeyBlock<bfloat16> make(const Call& call, const Request& request, std::int64_t first,
+  [[nodiscard]] mha::KeyBlock<bfloat16> make(const Call& call, const cache::Request& request, std::int64_t first,
                                              std::int64_t count) const;
 
  private:

@@ -7,8 +7,8 @@
 #include "attention/mha/bit_mask.h"
 #include "attention/mha/cpu.h"
 #include "attention/paths/key_blocks.h"
-#include "attention/request.h"
 #include "attention/row_values.h"
+#include "cache/requests.h"
 #include "device/parallel.h"
 
 namespace headrace::attention {
@@ -46,7 +46,7 @@ struct MhaMemory {
 template <class Tiles>
 class MhaRequest {
  public:
-  MhaRequest(const Call& call, const Request& request, MaskUse mask, const MhaMemory<Tiles>& memory)
+  MhaRequest(const Call& call, const cache::Request& request, MaskUse mask, const MhaMemory<Tiles>& memory)
       : call_(call),
         attention_(call.plan.attention()),
         geometry_(attention_.geometry),
@@ -131,7 +131,7 @@ class MhaRequest {
   const Call& call_;
   const Attention& attention_;
   const Geometry& geometry_;
-  Request request_;
+  cache::Request request_;
   MaskUse mask_;
   const MhaMemory<Tiles>& memory_;
   int threads_;
@@ -148,7 +148,7 @@ void run_with(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena 
   }
   const MhaMemory<Tiles> memory(arena, call.plan.attention(), extents, blocking, mask);
   for (const Rows& r : rows) {
-    MhaRequest<Tiles> request(call, request_of(call.inputs.requests, r.request), mask, memory);
+    MhaRequest<Tiles> request(call, cache::request_of(call.inputs.requests, r.request), mask, memory);
     for (std::int64_t begin = r.begin; begin < r.end; begin += blocking.query_slice) {
       request.run_slice(begin, std::min(r.end, begin + blocking.query_slice), blocking.context_block);
     }

@@ -6,7 +6,7 @@
 #include "attention/mha/bit_mask.h"
 #include "attention/mqa/cpu.h"
 #include "attention/project.h"
-#include "attention/request.h"
+#include "cache/requests.h"
 #include "cache/row_codec.h"
 #include "device/parallel.h"
 
@@ -83,7 +83,7 @@ class MqaSlices {
   }
 
   void add(const Rows& rows) {
-    const Request request = request_of(call_.inputs.requests, rows.request);
+    const cache::Request request = cache::request_of(call_.inputs.requests, rows.request);
     for (std::int64_t position = rows.begin; position < rows.end;) {
       const std::int64_t end = std::min(rows.end, (position / memory_.tile_rows + 1) * memory_.tile_rows);
       if (rows_ + end - position > capacity_) {
@@ -138,7 +138,7 @@ class MqaSlices {
   void attend_tile(const TileReference& reference, const cache::RowCodec& codec, const AnyView& attended,
                    int thread) const {
     const Geometry& g = geometry_;
-    const Request request = request_of(call_.inputs.requests, reference.request);
+    const cache::Request request = cache::request_of(call_.inputs.requests, reference.request);
     const MaskBuilder builder(attention_, call_.inputs, request, memory_.part(memory_.pages, memory_.entries, thread));
     const std::int64_t words = mask_words(builder.key_end(reference.position + reference.rows - 1));
     const View<std::uint64_t> masks(memory_.part(memory_.masks, memory_.tile_rows * memory_.words, thread).data(),

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "selection/requests.h"
+#include "cache/requests.h"
 
 #include <fmt/format.h>
 
 #include "headrace/error.h"
 
-namespace headrace::selection {
+namespace headrace::cache {
 
-std::vector<RequestSpan> validate_requests(const Requests& requests, std::int64_t tokens) {
+Request request_of(const Requests& requests, std::int64_t number) noexcept {
+  const std::int64_t first = requests.query_start(number);
+  return {number, first, requests.query_start(number + 1) - first, requests.seq_len(number)};
+}
+
+std::vector<Request> validate_requests(const Requests& requests, std::int64_t tokens) {
   const std::int64_t count = requests.seq_len.empty() ? 0 : requests.seq_len.dim(0);
   requests.seq_len.expect("seq_len", {-1});
   requests.query_start.expect("query_start", {count + 1});
@@ -15,8 +20,8 @@ std::vector<RequestSpan> validate_requests(const Requests& requests, std::int64_
   if (requests.query_start(0) != 0) {
     throw Error("query_start[0]", "0", std::to_string(requests.query_start(0)));
   }
-  std::vector<RequestSpan> spans;
-  spans.reserve(static_cast<std::size_t>(count));
+  std::vector<Request> all;
+  all.reserve(static_cast<std::size_t>(count));
   for (std::int64_t b = 0; b < count; ++b) {
     const std::int64_t begin = requests.query_start(b);
     const std::int64_t end = requests.query_start(b + 1);
@@ -29,13 +34,13 @@ std::vector<RequestSpan> validate_requests(const Requests& requests, std::int64_
       throw Error(fmt::format("seq_len[{}]", b), fmt::format("at least its query_len {}", end - begin),
                   std::to_string(seq_len));
     }
-    spans.push_back({begin, end - begin, seq_len});
+    all.push_back({b, begin, end - begin, seq_len});
   }
   if (requests.query_start(count) != tokens) {
     throw Error(fmt::format("query_start[{}]", count), fmt::format("the step's {} tokens", tokens),
                 std::to_string(requests.query_start(count)));
   }
-  return spans;
+  return all;
 }
 
 void validate_pages(const Requests& requests, std::int64_t request, std::int64_t begin, std::int64_t end,
@@ -57,4 +62,4 @@ void validate_pages(const Requests& requests, std::int64_t request, std::int64_t
   }
 }
 
-}  // namespace headrace::selection
+}  // namespace headrace::cache
