@@ -86,7 +86,7 @@ TEST(BatchSpec, ReadsBackWhatIsWritten) {
       text += text.empty() ? "" : ",";
       text += count > 1 || below(2) == 0 ? std::to_string(count) + "x" : "";
       text += written(request.query_len);
-      text += request.context_len > 0 || below(2) == 0 ? "+" + written(request.context_len) : "";
+      text += request.context_len > 0 || below(2) == 0 ? std::string("+").append(written(request.context_len)) : "";
     }
     EXPECT_EQ(parse_batch_spec(text), expected) << text;
   }

@@ -44,19 +44,12 @@ std::string describe_rows(std::int64_t begin, std::int64_t end) {
                           : fmt::format("rows at positions {} to {}", begin, end - 1);
 }
 
-/// The rest of a sentence that says why the cheapest option is it.
+/// Why the chosen option is the one: it is the only one, or the fastest of those that can run.
 template <class Options>
-std::string compare(const Options& options, Path chosen) {
-  std::vector<std::string> others;
-  for (const auto& option : options) {
-    if (option.path == chosen) {
-      continue;
-    }
-    others.push_back(option.unmet.empty() ? fmt::format("{} {:.3g} ms", name_of(option.path), option.predicted_ms)
-                                          : fmt::format("{} cannot run", name_of(option.path)));
-  }
-  return fmt::format("predicted {:.3g} ms; {}", options[static_cast<std::size_t>(chosen)].predicted_ms,
-                     fmt::join(others, ", "));
+std::string why(const Options& options) {
+  const auto able =
+      std::count_if(options.begin(), options.end(), [](const auto& option) { return option.unmet.empty(); });
+  return able == 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
 }
 
 }  // namespace
@@ -159,9 +152,9 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
   plan.path = whole->path;
   plan.predicted_ms = whole->predicted_ms;
   plan.segments = {{plan.request, begin, end, whole->path}};
-  plan.reason = compare(options, whole->path);
+  plan.reason = why(options);
   if (plan.skip_scoring) {
-    plan.reason = fmt::format("{} covers every key of every row: {}", attention_.rule.to_string(), plan.reason);
+    plan.reason = fmt::format("{} covers every row; {}", attention_.rule.to_string(), plan.reason);
   }
 
   // The first rows of a long request are covered and may be cheaper on a path of their own.
@@ -180,10 +173,9 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
   plan.path = second->path;
   plan.predicted_ms = first->predicted_ms + second->predicted_ms;
   plan.segments = {{plan.request, begin, split, first->path}, {plan.request, split, end, second->path}};
-  plan.reason = fmt::format("{} are covered and go {} ({}); {} go {} ({}); together less than {:.3g} ms on {} alone",
-                            describe_rows(begin, split), name_of(first->path), compare(covered, first->path),
-                            describe_rows(split, end), name_of(second->path), compare(rest, second->path),
-                            whole->predicted_ms, name_of(whole->path));
+  plan.reason = fmt::format("{} are covered and go {} ({}), {} go {} ({}); faster together than {} alone",
+                            describe_rows(begin, split), name_of(first->path), why(covered), describe_rows(split, end),
+                            name_of(second->path), why(rest), name_of(whole->path));
 }
 
 RequestPlan Router::route(std::int64_t request) const {
