@@ -5,6 +5,10 @@
 
 namespace headrace::attention {
 
+std::int64_t mask_key_end(const Selection& selection, const cache::Request& request, std::int64_t last) noexcept {
+  return selection.space == SelectionSpace::request_position ? last + 1 : request.seq_len;
+}
+
 MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request,
                          std::span<PageEntry> pages)
     : attention_(attention), inputs_(inputs), request_(request) {
@@ -20,11 +24,6 @@ MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const
   std::sort(pages_.begin(), pages_.end(), [](const PageEntry& a, const PageEntry& b) {
     return a.page != b.page ? a.page < b.page : a.block < b.block;
   });
-}
-
-std::int64_t MaskBuilder::key_end(std::int64_t position) const noexcept {
-  const bool causal = inputs_.selection.space == SelectionSpace::request_position || attention_.rule.covers(position);
-  return causal ? position + 1 : request_.seq_len;
 }
 
 std::int64_t MaskBuilder::position_of(std::int32_t entry, std::int64_t row_position) const noexcept {

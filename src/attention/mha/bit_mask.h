@@ -24,6 +24,10 @@ inline constexpr std::int64_t kMaskKeys = 64;
   return keys <= first ? 0 : (std::uint64_t{1} << (keys - first)) - 1;
 }
 
+/// Keys [0, mask_key_end()) hold every key that rows at positions up to `last` may attend to.
+[[nodiscard]] std::int64_t mask_key_end(const Selection& selection, const cache::Request& request,
+                                        std::int64_t last) noexcept;
+
 /// A page of a request and which of its blocks of keys lies there.
 struct PageEntry {
   std::int32_t page = 0;
@@ -41,9 +45,6 @@ class MaskBuilder {
 
   /// Writes the words of keys [0, 64 * words.size()) for the row at `position`; words must reach over the row's keys.
   void build(std::int64_t position, std::span<std::uint64_t> words) const noexcept;
-
-  /// Keys [0, key_end(position)) hold every key the row may attend to.
-  [[nodiscard]] std::int64_t key_end(std::int64_t position) const noexcept;
 
  private:
   /// The request-local position of a selection entry, or -1 when it is to be ignored.

@@ -95,7 +95,7 @@ class MhaRequest {
                                                        static_cast<std::size_t>(memory_.words)));
       }
     });
-    return call_.inputs.selection.space == SelectionSpace::cache_slot ? request_.seq_len : begin + rows;
+    return mask_key_end(call_.inputs.selection, request_, begin + rows - 1);
   }
 
   static bool any_key(const View<const std::uint64_t>& mask, std::int64_t first, std::int64_t count) noexcept {

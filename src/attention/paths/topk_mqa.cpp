@@ -140,7 +140,8 @@ class MqaSlices {
     const Geometry& g = geometry_;
     const cache::Request request = cache::request_of(call_.inputs.requests, reference.request);
     const MaskBuilder builder(attention_, call_.inputs, request, memory_.part(memory_.pages, memory_.entries, thread));
-    const std::int64_t words = mask_words(builder.key_end(reference.position + reference.rows - 1));
+    const std::int64_t words =
+        mask_words(mask_key_end(call_.inputs.selection, request, reference.position + reference.rows - 1));
     const View<std::uint64_t> masks(memory_.part(memory_.masks, memory_.tile_rows * memory_.words, thread).data(),
                                     {reference.rows, words});
     for (std::int64_t r = 0; r < reference.rows; ++r) {
