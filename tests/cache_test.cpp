@@ -64,20 +64,10 @@ std::vector<float> values(test::Random& random, std::int64_t n, CacheFormat form
 }
 
 std::vector<bfloat16> to_bf16(const std::vector<float>& from) {
-  std::vector<bfloat16> result;
-  for (const float value : from) {
-    result.emplace_back(value);
-  }
-  return result;
+  return std::vector<bfloat16>(from.begin(), from.end());
 }
 
-std::vector<float> to_float(const std::vector<bfloat16>& from) {
-  std::vector<float> result;
-  for (const bfloat16 value : from) {
-    result.push_back(static_cast<float>(value));
-  }
-  return result;
-}
+std::vector<float> to_float(const std::vector<bfloat16>& from) { return std::vector<float>(from.begin(), from.end()); }
 
 Problem random_problem(CacheFormat format, test::Random& random) {
   Problem p;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the built program and looks at what a user sees: exit status, stdout, stderr.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

@@ -67,7 +67,8 @@ double mean_union(const Rows& rows, std::size_t tile, std::int64_t keys) {
       }
     }
   }
-  return total / static_cast<double>(rows.size() / tile);
+  const std::size_t tiles = rows.size() / tile;
+  return total / static_cast<double>(tiles);
 }
 
 class GeneratorTest : public testing::Test {
@@ -151,6 +152,7 @@ TEST_F(GeneratorTest, UnionsOfDriftAreThoseOfTheTargets) {
 
 TEST_F(GeneratorTest, PooledTakesWholePoolsAndTheTail) {
   for (const std::int64_t pool : {1, 4, 5, 16}) {
+    const std::int64_t most_pools = 48 / pool;
     for (const std::int64_t context : {0, 50, 203}) {
       Generator generator = make("pooled:4:0.75", 48, seed_);
       generator.pool = pool;
@@ -168,10 +170,10 @@ TEST_F(GeneratorTest, PooledTakesWholePoolsAndTheTail) {
           }
         }
         EXPECT_EQ(tail, keys % pool);
-        EXPECT_EQ(std::ssize(pools), std::min(48 / pool, keys / pool));
+        EXPECT_EQ(std::ssize(pools), std::min(most_pools, keys / pool));
         EXPECT_EQ(std::ssize(rows[static_cast<std::size_t>(r)]), std::ssize(pools) * pool + tail);
-        if (std::ssize(before) == 48 / pool) {
-          EXPECT_GE(shared(before, pools), std::llround(0.75 * static_cast<double>(48 / pool)));
+        if (std::ssize(before) == most_pools) {
+          EXPECT_GE(shared(before, pools), std::llround(0.75 * static_cast<double>(most_pools)));
         }
         before = pools;
       }

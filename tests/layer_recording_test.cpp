@@ -150,7 +150,8 @@ void judge_row(const IndexerGeometry& indexer, const std::vector<float>& scores,
   for (const std::int32_t position : recorded) {
     ++match.recorded;
     // The tail is not scored: it has to be there.
-    match.matched += scored(position) ? score(position) >= kth - 1e-6F * largest : ours.contains(position);
+    const bool matches = scored(position) ? score(position) >= kth - 1e-6F * largest : ours.contains(position);
+    match.matched += matches ? 1 : 0;
   }
 }
 
@@ -221,6 +222,14 @@ TEST_P(LayerRecording, WrongNormEpsilonFails) {
   const auto exchange = [](double& epsilon) { epsilon = epsilon < 5e-6 ? 1e-5 : 1e-6; };
   exchange(wrong.kv_a_norm_epsilon);
   exchange(wrong.q_a_norm_epsilon);
+  const RelativeError error = error_under(recording, wrong);
+  EXPECT_GT(error.whole, kFloat32Bound.whole);
+}
+
+TEST_P(LayerRecording, WrongLatentNormEpsilonAloneFails) {
+  const Recording recording(GetParam());
+  ModelConfig wrong = recording.config;
+  wrong.kv_a_norm_epsilon = wrong.kv_a_norm_epsilon < 5e-6 ? 1e-5 : 1e-6;
   const RelativeError error = error_under(recording, wrong);
   EXPECT_GT(error.whole, kFloat32Bound.whole);
 }

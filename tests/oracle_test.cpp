@@ -311,7 +311,7 @@ TEST(Oracle, SaysWhatIsWrong) {
                Error);
 }
 
-TEST(Oracle, IsFastEnoughForTrueShapes) {
+TEST(Oracle, ServesTrueShapes) {
   CaseSpec spec;
   spec.geometry = {16, 512, 192, 64, 256};
   spec.rule = SelectionRule::none();

@@ -126,6 +126,39 @@ TEST(PathsEdge, RowsThatSelectNothingAreZeroAndMinusInfinity) {
   }
 }
 
+/// NaN must come out as NaN: an answer of 0 and -inf would say that the row attended to nothing.
+TEST(PathsEdge, NaNInWhatARowReadsMakesItsAnswerNaN) {
+  for (const DType compute : {DType::float32, DType::bfloat16}) {
+    for (const Path path : kPaths) {
+      for (const bool in_query : {true, false}) {
+        CaseSpec spec;
+        spec.compute = compute;
+        spec.rule = SelectionRule::none();
+        spec.requests = {{3, 70}, {2, 0}};
+        AttentionCase problem(spec);
+        if (!in_query) {
+          problem.spoil(0);
+        }
+        Inputs inputs = problem.inputs();
+        Tensor q(compute, {problem.tokens(), spec.geometry.num_heads, spec.geometry.qk_head_dim()});
+        if (in_query) {
+          // NaN everywhere in the first token's query, zeros elsewhere.
+          std::fill_n(q.data(), spec.geometry.num_heads * spec.geometry.qk_head_dim() * size_of(compute),
+                      std::byte{0xff});
+          inputs.q = q.view();
+        }
+        OutputBuffer result = problem.output_buffer();
+        test::run_plan(test::plan_path(problem, path), problem, inputs, result.outputs());
+        EXPECT_TRUE(std::isnan(result.lse(0, 0))) << name_of(path) << ", in the query: " << in_query;
+        EXPECT_TRUE(std::isnan(result.out(0, 0, 0))) << name_of(path) << ", in the query: " << in_query;
+        const std::int64_t clean = in_query ? 1 : 3;
+        EXPECT_TRUE(std::isfinite(result.lse(clean, 0))) << name_of(path);
+        EXPECT_TRUE(std::isfinite(result.out(clean, 0, 0))) << name_of(path);
+      }
+    }
+  }
+}
+
 TEST(PathsEdge, ARepeatedPositionCountsOnce) {
   for (const Path path : {Path::masked_mha, Path::topk_mqa}) {
     CaseSpec spec;

@@ -53,9 +53,10 @@ TEST(TopK, AgreesWithAStableSort) {
   for (int round = 0; round < 3000; ++round) {
     std::vector<float> scores(static_cast<std::size_t>(random.below(400)));
     const std::int64_t levels = 1 + random.below(30);  // few levels: many ties
+    const std::int64_t lowest = -(levels / 2);
     const bool special = random.chance(0.3);
     for (float& s : scores) {
-      s = random.chance(0.5) ? random.normal() : static_cast<float>(random.below(levels) - levels / 2);
+      s = random.chance(0.5) ? random.normal() : static_cast<float>(lowest + random.below(levels));
       if (special && random.chance(0.3)) {
         const float values[] = {kNan, -kNan, kInf, -kInf, 0.0F, -0.0F, 1e-45F, -1e-45F};
         s = values[random.below(8)];

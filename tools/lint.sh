@@ -4,7 +4,7 @@
 # `make lint`: checks the layout of every C++ file with clang-format, then runs clang-tidy over every source.
 # Version 14 of both: other versions format and warn differently.
 #   tools/lint.sh                 fails where a tool is missing
-#   tools/lint.sh --if-installed  says so and goes on
+#   tools/lint.sh --if-installed  for `make test`: says so and goes on; clang-tidy leaves out the tests, to save time
 #   tools/lint.sh --fix-format    formats the files in place, nothing else
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,17 +34,18 @@ without() {
   fi
 }
 
-files() { find . \( -path ./build -o -path './.?*' \) -prune -o -type f -name "$1" -print0 | sort -z; }
+# files PATTERN FOLDER...
+files() { find "${@:2}" \( -path ./build -o -path './.?*' \) -prune -o -type f -name "$1" -print0 | sort -z; }
 
-format() { { files '*.h'; files '*.cpp'; } | xargs -0 "$1" "${@:2}"; }
+format() { { files '*.h' .; files '*.cpp' .; } | xargs -0 "$1" "${@:2}"; }
 
-# Every source of the compilation database, in parallel. The flags there are g++'s, and so is omp.h: clang has none
+# tidy TOOL FOLDER...: every source below, in parallel. The flags there are g++'s, and so is omp.h: clang has none
 # without the OpenMP package of its own, and does not know g++'s attribute of two words.
 tidy() {
   cmake --preset release >build/lint/cmake.log
   ln -sf "$(g++ -print-file-name=include/omp.h)" build/lint/omp.h
   # Without the count of what clang-tidy suppressed in system headers.
-  files '*.cpp' | xargs -0 -n 1 -P "$(nproc)" "$1" --quiet -p build/release \
+  files '*.cpp' "${@:2}" | xargs -0 -n 1 -P "$(nproc)" "$1" --quiet -p build/release \
     --extra-arg=-isystem"${PWD}/build/lint" --extra-arg='-D__malloc__(free)=__malloc__' 2> >(grep -v 'warnings\? generated' >&2)
 }
 
@@ -70,7 +71,11 @@ else
 fi
 
 if clang_tidy=$(tool_14 clang-tidy); then
-  verdict 'clang-tidy' tidy "${clang_tidy}"
+  folders=(.)
+  if [[ ${option} == --if-installed ]]; then
+    folders=(src apps)
+  fi
+  verdict 'clang-tidy' tidy "${clang_tidy}" "${folders[@]}"
 else
   without clang-tidy
 fi

@@ -10,12 +10,12 @@
 #include <span>
 
 #include "attention/oracle.h"
+#include "attention/tile_arithmetic.h"
 #include "progress.h"
 
 namespace headrace::app {
 namespace {
 
-constexpr std::int64_t kTile = 64;
 constexpr std::size_t kOracleRowsAtOnce = 256;  // so that the oracle's float64 rows stay small
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -109,7 +109,9 @@ std::vector<std::int64_t> rows_to_check(const RequestSpec& request, const Bounda
   }
   std::vector<std::int64_t> edges;
   add_multiples(0, PageTable::kPageSize, begin, end, edges);
-  add_multiples(begin, kTile, begin, end, edges);
+  // Tiles of the paths start at multiples in the request's own positions, or where the new rows do.
+  add_multiples(0, attention::kQueryTile, begin, end, edges);
+  add_multiples(begin, attention::kQueryTile, begin, end, edges);
   if (boundaries.chunk > 0) {
     add_multiples(begin, boundaries.chunk, begin, end, edges);
   }

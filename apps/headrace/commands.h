@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include "headrace/error.h"
 #include "options.h"
 
@@ -19,11 +21,17 @@ class ForcedPathError : public Error {
   using Error::Error;
 };
 
+/// "0.1.0 (commit 0123456789ab)"
+[[nodiscard]] std::string version_text();
+
 // Each prints its result and returns the exit status.
 [[nodiscard]] ExitStatus run_version(const Options& options);
 [[nodiscard]] ExitStatus run_models(const Options& options);
 [[nodiscard]] ExitStatus run_route(const Options& options);
 [[nodiscard]] ExitStatus run_prefill(const Options& options);
 [[nodiscard]] ExitStatus run_verify(const Options& options);
+[[nodiscard]] ExitStatus run_bench(const Options& options);
+[[nodiscard]] ExitStatus run_doctor(const Options& options);
+[[nodiscard]] ExitStatus run_validate(const Options& options);
 
 }  // namespace headrace::app

@@ -29,6 +29,12 @@ app::ExitStatus run(const app::Options& options) {
       return app::run_prefill(options);
     case app::Command::verify:
       return app::run_verify(options);
+    case app::Command::bench:
+      return app::run_bench(options);
+    case app::Command::doctor:
+      return app::run_doctor(options);
+    case app::Command::validate:
+      return app::run_validate(options);
   }
   return app::kMisuse;
 }

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -16,6 +17,13 @@ namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
+/// The limit of the control group (cgroup v2), kMost where there is none.
+std::int64_t control_group_limit() {
+  std::ifstream file("/sys/fs/cgroup/memory.max");
+  std::int64_t limit = 0;
+  return file >> limit ? limit : kMost;
+}
+
 }  // namespace
 
 std::int64_t available_memory() {
@@ -25,10 +33,10 @@ std::int64_t available_memory() {
   std::string unit;
   while (meminfo >> name >> kibibytes && std::getline(meminfo, unit)) {
     if (name == "MemAvailable:") {
-      return kibibytes * 1024;
+      return std::min(kibibytes * 1024, control_group_limit());
     }
   }
-  return kMost;
+  return control_group_limit();
 }
 
 std::int64_t peak_memory() {

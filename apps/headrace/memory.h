@@ -6,7 +6,8 @@
 
 namespace headrace::app {
 
-/// Memory that can be had without swapping, from /proc/meminfo; INT64_MAX where that cannot be read.
+/// Memory that can be had without swapping, from /proc/meminfo, at most the control group's limit; INT64_MAX
+/// where neither can be read.
 [[nodiscard]] std::int64_t available_memory();
 
 /// The most memory this process has had resident.

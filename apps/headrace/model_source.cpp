@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "commands.h"
-#include "output.h"
 
 namespace headrace::app {
 namespace {
@@ -74,30 +73,50 @@ Attention attention_of(const ModelConfig& config, std::int64_t layer, const Opti
   return attention;
 }
 
-Plan plan_step(const Attention& attention, const Batch& batch, const Options& options) {
-  if (options.force) {
-    std::vector<std::string> reasons;
-    for (std::size_t b = 0; b < batch.query_len.size(); ++b) {
-      const std::int64_t end = batch.seq_len_bound[b];
-      for (const std::string& reason :
-           unmet_requirements(*options.force, attention, end - batch.query_len[b], end, batch.exact)) {
-        if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) {
-          reasons.push_back(reason);
-        }
+Profile chosen_profile(const Options& options) {
+  if (options.profile == "nominal") {
+    return Profile::nominal_cpu(options.compute);
+  }
+  if (options.profile != "auto") {
+    return load_profile(options.profile);
+  }
+  const std::filesystem::path kept = profile_path(options.compute, options.threads);
+  if (!kept.empty() && is_there(kept)) {
+    try {
+      Profile profile = load_profile(kept);
+      if (profile.name == machine_name()) {
+        return profile;
       }
-    }
-    if (!reasons.empty()) {
-      throw ForcedPathError("--force",
-                            fmt::format("a path that can serve every request, not {}", name_of(*options.force)),
-                            join(reasons));
+    } catch (const Error& error) {
+      fmt::print(stderr, "headrace: measuring anew: {}\n", error.what());
     }
   }
+  Profile profile = measure_profile(options.compute, options.threads);
+  if (!kept.empty()) {
+    try {
+      save_profile(profile, kept);
+    } catch (const Error& error) {
+      fmt::print(stderr, "headrace: this machine's rates could not be kept: {}\n", error.what());
+    }
+  }
+  return profile;
+}
+
+Plan plan_step(const Attention& attention, const Batch& batch, const Options& options, const Profile& profile) {
   Limits limits;
   limits.workspace_bytes = options.workspace_limit;
   limits.device.threads = options.threads;
   Hints hints;
   hints.force = options.force;
-  return plan(attention, batch, limits, hints);
+  hints.profile = profile;
+  try {
+    return plan(attention, batch, limits, hints);
+  } catch (const Error& error) {
+    if (error.argument() == "force") {
+      throw ForcedPathError("--force", error.expected(), error.actual());
+    }
+    throw;
+  }
 }
 
 std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention, int threads) {

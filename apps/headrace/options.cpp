@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t kMaxTp = 1 << 16;
 constexpr std::int64_t kMaxThreads = 1024;
+constexpr std::int64_t kMaxRepetitions = 1000;
 constexpr std::int64_t kMaxLayer = 1 << 20;
 constexpr std::int64_t kMaxChunk = std::numeric_limits<std::int32_t>::max();
 
@@ -32,6 +33,19 @@ constexpr const char* kPrefillExamples = R"(Examples:
   headrace prefill --model glm-5.3-flash --tp 4 --batch 2048,1x3000+1096,4x1+8k --check
   headrace prefill --model deepseek-v3.2 --tp 8 --batch 4k --prefill-chunk 1k --selection drift:0.9
   headrace prefill --model path/to/checkpoint --batch 512 --dtype float32 --check all --json)";
+
+constexpr const char* kBenchExamples = R"(Examples:
+  headrace bench
+  headrace bench --dtype float32 --threads 1 --svg bench.svg
+  headrace bench --json > bench.json)";
+
+constexpr const char* kDoctorExamples = R"(Examples:
+  headrace doctor
+  headrace doctor --dtype float32 --json)";
+
+constexpr const char* kValidateExamples = R"(Examples:
+  headrace validate --recording tests/data/recordings/glm5_next/recording.safetensors
+  headrace validate --recording recording.safetensors --json)";
 
 constexpr const char* kVerifyExamples = R"(Examples:
   headrace verify --model tests/data/recordings/glm5_next
@@ -94,9 +108,8 @@ class OptionAdder {
          [&options = options_](const std::string& value) { options.batch = parse_batch_spec(value); })
         ->required();
   }
-  void recording() {
-    app_.add_option("--recording", options_.recording, "default: recording.safetensors in the model's folder")
-        ->type_name("FILE");
+  CLI::Option* recording(const std::string& description) {
+    return app_.add_option("--recording", options_.recording, description)->type_name("FILE");
   }
   void tp() {
     text("--tp", "N", "tensor-parallel ranks; one rank's share is computed (default 1)",
@@ -155,6 +168,20 @@ class OptionAdder {
       }
     });
   }
+  void profile() {
+    app_.add_option(
+            "--profile", options_.profile,
+            "rates that times are predicted from: auto (default: this machine's, measured at first use and kept "
+            "in the cache folder), nominal, or a FILE")
+        ->type_name("PROFILE");
+  }
+  void bench() {
+    text("--repetitions", "N", "of each measurement, interleaved (default 7)",
+         [&options = options_](const std::string& value) {
+           options.repetitions = static_cast<int>(parse_integer("--repetitions", value, 1, kMaxRepetitions));
+         });
+    app_.add_option("--svg", options_.svg, "also draw the rates to this file")->type_name("FILE");
+  }
   void check() {
     text("--check", "[all]", "compare 64 rows of each request, or all, with the float64 oracle",
          [&options = options_](const std::string& value) {
@@ -205,6 +232,7 @@ void add_route(CLI::App& app, Options& options) {
       "indexer (default: the model's rule); recorded, uniform, drift:RHO, pooled:P:RHO or local: a caller's own, of "
       "which nothing is known");
   add.workspace_limit();
+  add.profile();
   add.machine();
   add.json();
   command->parse_complete_callback([&options] { options.command = Command::route; });
@@ -226,6 +254,7 @@ void add_prefill(CLI::App& app, Options& options) {
   add.check();
   add.seed();
   add.workspace_limit();
+  add.profile();
   add.machine();
   add.json();
   command->parse_complete_callback([&options] { options.command = Command::prefill; });
@@ -235,7 +264,7 @@ void add_verify(CLI::App& app, Options& options) {
   CLI::App* const command = add_command(app, "verify", "compares with recorded outputs, path by path", kVerifyExamples);
   OptionAdder add(*command, options);
   add.model("a checkpoint folder: config.json and weights");
-  add.recording();
+  add.recording("default: recording.safetensors in the model's folder");
   add.dtype("float32, as recordings are");
   add.cache_format();
   add.force();
@@ -246,7 +275,46 @@ void add_verify(CLI::App& app, Options& options) {
   add.workspace_limit();
   add.machine();
   add.json();
-  command->parse_complete_callback([&options] { options.command = Command::verify; });
+  command->parse_complete_callback([&options, command] {
+    options.command = Command::verify;
+    if (command->count("--dtype") == 0) {
+      options.compute = DType::float32;
+    }
+    if (command->count("--selection") == 0) {
+      options.selection = {SelectionSource::Kind::recorded, "recorded", {}};
+    }
+  });
+}
+
+void add_bench(CLI::App& app, Options& options) {
+  CLI::App* const command =
+      add_command(app, "bench", "each path's rate beside oneDNN's own matrix product", kBenchExamples);
+  OptionAdder add(*command, options);
+  add.dtype("bfloat16");
+  add.bench();
+  add.machine();
+  add.json();
+  command->parse_complete_callback([&options] { options.command = Command::bench; });
+}
+
+void add_doctor(CLI::App& app, Options& options) {
+  CLI::App* const command = add_command(
+      app, "doctor", "this machine, its rates, and what each path can do here: for a bug report", kDoctorExamples);
+  OptionAdder add(*command, options);
+  add.dtype("bfloat16");
+  add.profile();
+  add.machine();
+  add.json();
+  command->parse_complete_callback([&options] { options.command = Command::doctor; });
+}
+
+void add_validate(CLI::App& app, Options& options) {
+  CLI::App* const command =
+      add_command(app, "validate", "counts what is wrong in a recording's selections and values", kValidateExamples);
+  OptionAdder add(*command, options);
+  add.recording("a recording.safetensors")->required();
+  add.json();
+  command->parse_complete_callback([&options] { options.command = Command::validate; });
 }
 
 }  // namespace
@@ -262,10 +330,6 @@ bool asks_for_json(int argc, const char* const* argv) {
 
 Options parse_command_line(int argc, const char* const* argv) {
   Options options;
-  if (argc > 1 && std::string_view(argv[1]) == "verify") {
-    options.compute = DType::float32;
-    options.selection = {SelectionSource::Kind::recorded, "recorded", {}};
-  }
   CLI::App app("Prefill of sparse multi-head latent attention, exact and routed", "headrace");
   app.footer(kMainFooter);
   app.require_subcommand(0, 1);
@@ -276,6 +340,9 @@ Options parse_command_line(int argc, const char* const* argv) {
   add_route(app, options);
   add_prefill(app, options);
   add_verify(app, options);
+  add_bench(app, options);
+  add_doctor(app, options);
+  add_validate(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -286,7 +353,8 @@ Options parse_command_line(int argc, const char* const* argv) {
     throw Error("command line", "options as \"headrace --help\" tells them", problem.what());
   }
   if (options.command == Command::help && !version) {
-    throw Error("command line", "one of models, route, prefill, verify, --version (see \"headrace --help\")",
+    throw Error("command line",
+                "one of models, route, prefill, verify, validate, bench, doctor, --version (see \"headrace --help\")",
                 "no command");
   }
   if (version) {

@@ -17,7 +17,7 @@
 
 namespace headrace::app {
 
-enum class Command { help, version, models, route, prefill, verify };
+enum class Command { help, version, models, route, prefill, verify, bench, doctor, validate };
 
 /// Where a step's selection comes from.
 struct SelectionSource {
@@ -49,6 +49,9 @@ struct Options {
   std::int64_t workspace_limit = std::numeric_limits<std::int64_t>::max();
   int threads = 0;  ///< 0: as many as the machine has
   Check check = Check::none;
+  std::string profile = "auto";  ///< auto, nominal, or a file
+  int repetitions = 7;           ///< of each measurement of `bench`
+  std::filesystem::path svg;     ///< where `bench` draws; empty: nowhere
 
   [[nodiscard]] CacheFormat format() const noexcept {
     return cache_format.value_or(compute == DType::float32 ? CacheFormat::float32 : CacheFormat::bfloat16);

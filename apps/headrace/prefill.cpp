@@ -20,7 +20,7 @@ namespace headrace::app {
 namespace {
 
 /// The most workspace any step's plan asks for. Finds out, too, whether every step can be planned.
-std::int64_t largest_workspace(const Attention& attention, const Options& options) {
+std::int64_t largest_workspace(const Attention& attention, const Options& options, const Profile& profile) {
   std::int64_t largest = 0;
   const std::int64_t steps = query_steps(options.batch, options.prefill_chunk);
   for (std::int64_t s = 0; s < steps; ++s) {
@@ -29,7 +29,7 @@ std::int64_t largest_workspace(const Attention& attention, const Options& option
       requests.push_back({piece.size(), piece.begin});
     }
     const BatchLengths lengths(requests);
-    largest = std::max(largest, plan_step(attention, lengths.view(), options).workspace_bytes());
+    largest = std::max(largest, plan_step(attention, lengths.view(), options, profile).workspace_bytes());
   }
   return largest;
 }
@@ -37,8 +37,9 @@ std::int64_t largest_workspace(const Attention& attention, const Options& option
 class Prefill {
  public:
   Prefill(const ModelSource& model, std::int64_t number, const Options& options, const Attention& attention,
-          std::int64_t workspace_bytes)
+          Profile profile, std::int64_t workspace_bytes)
       : options_(options),
+        profile_(std::move(profile)),
         number_(number),
         layer_(model.config, number, model.weights(number, options.compute, options.seed), options.compute,
                options.threads),
@@ -72,7 +73,7 @@ class Prefill {
  private:
   LayerCaches caches() { return {latent_cache_.view(), layer_.scores() ? index_cache_.view() : MutableCacheView()}; }
 
-  Tensor hidden_states(const Step& step) const {
+  [[nodiscard]] Tensor hidden_states(const Step& step) const {
     return random_hidden(step, layer_.config().hidden_size, options_.compute, options_.seed, number_, options_.threads);
   }
 
@@ -94,7 +95,7 @@ class Prefill {
 
   void run_step(const Step& step) {
     StageTimes& stages = report_.stages;
-    Plan plan = timed(stages.plan, [&] { return plan_step(report_.attention, step.batch(), options_); });
+    Plan plan = timed(stages.plan, [&] { return plan_step(report_.attention, step.batch(), options_, profile_); });
     selection_->prepare(step, plan);
     Projected projected = project(step, plan);
     timed(stages.append,
@@ -145,6 +146,7 @@ class Prefill {
   }
 
   const Options& options_;
+  Profile profile_;
   std::int64_t number_;
   Layer layer_;
   PageTable table_;
@@ -165,10 +167,11 @@ PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Option
   // What does not depend on the plan first: planning has a cost of its own.
   MemoryEstimate estimate = prefill_memory(model, layer, attention, options);
   estimate.require("--batch");
-  const std::int64_t workspace_bytes = largest_workspace(attention, options);
+  const Profile profile = chosen_profile(options);
+  const std::int64_t workspace_bytes = largest_workspace(attention, options, profile);
   estimate.add(1, workspace_bytes);
   estimate.require("--batch");
-  return Prefill(model, layer, options, attention, workspace_bytes).run();
+  return Prefill(model, layer, options, attention, profile, workspace_bytes).run();
 }
 
 }  // namespace headrace::app

@@ -16,7 +16,8 @@ ExitStatus run_route(const Options& options) {
   const std::int64_t layer = chosen_layer(model.config, options.layer);
   const Attention attention = attention_of(model.config, layer, options);
   const BatchLengths lengths(options.batch);
-  const Plan plan = plan_step(attention, lengths.view(), options);
+  const Profile profile = chosen_profile(options);
+  const Plan plan = plan_step(attention, lengths.view(), options, profile);
   if (options.json) {
     Json document = new_document();
     document["device"] = "cpu";
@@ -28,6 +29,7 @@ ExitStatus run_route(const Options& options) {
     document["kv_cache_dtype"] = name_of(attention.format);
     document["selection_rule"] = attention.rule.to_string();
     document["geometry"] = to_json(attention.geometry);
+    document["profile"] = profile.name;
     document["workspace_bytes"] = plan.workspace_bytes();
     document["predicted_ms"] = number(predicted_ms(plan));
     document["requests"] = requests_json(plan);
@@ -35,8 +37,9 @@ ExitStatus run_route(const Options& options) {
     return kAllWell;
   }
   fmt::print("{}\n\n{}\n", describe(model, layer, attention, plan.threads()), plan_table(plan));
-  fmt::print("{} requests, {} new tokens, {} workspace, {} predicted\n", options.batch.size(),
-             query_tokens(options.batch), format_bytes(plan.workspace_bytes()), format_ms(predicted_ms(plan)));
+  fmt::print("{} requests, {} new tokens, {} workspace, {} predicted at the rates of: {}\n", options.batch.size(),
+             query_tokens(options.batch), format_bytes(plan.workspace_bytes()), format_ms(predicted_ms(plan)),
+             profile.name);
   return kAllWell;
 }
 

@@ -127,6 +127,13 @@ Requests Step::requests() const noexcept {
   return {{query_start_.data(), {count + 1}}, {seq_len_.data(), {count}}, {block_table_.data(), {count, max_pages_}}};
 }
 
+namespace {
+
+/// Keeps hidden states apart from the weights that the same seed makes.
+constexpr std::uint64_t kHiddenStates = 0x68696464656e2073;
+
+}  // namespace
+
 Tensor random_hidden(const Step& step, std::int64_t hidden_size, DType dtype, std::uint64_t seed, std::int64_t layer,
                      int threads) {
   Tensor hidden(dtype, {step.tokens(), hidden_size});
@@ -138,7 +145,7 @@ Tensor random_hidden(const Step& step, std::int64_t hidden_size, DType dtype, st
                                    (static_cast<std::uint64_t>(piece.request) << 31) ^
                                    static_cast<std::uint64_t>(piece.begin + i);
       const AnyView row(hidden.data() + (first + i) * hidden_size * size_of(dtype), dtype, 1, {hidden_size}, {1});
-      layer::fill_normal(row, seed, stream, 1.0, 1);
+      layer::fill_normal(row, seed ^ kHiddenStates, stream, 1.0, 1);
     });
     first += piece.size();
   }

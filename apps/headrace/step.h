@@ -69,6 +69,7 @@ class Step {
   // The views point into the step.
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
+  ~Step() = default;
 
   [[nodiscard]] std::int64_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] const std::vector<Piece>& pieces() const noexcept { return pieces_; }

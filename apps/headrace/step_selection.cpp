@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step_selection.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -78,7 +80,7 @@ class SharedIndexer final : public StepSelection {
   }
 
  private:
-  Tensor hidden_states(const Step& step) const {
+  [[nodiscard]] Tensor hidden_states(const Step& step) const {
     return random_hidden(step, layer_.config().hidden_size, layer_.compute(), seed_, source_, threads_);
   }
 
@@ -159,6 +161,10 @@ selection::Generator model_generator(const ModelConfig& config, const Options& o
   }
   selection::Generator generator = options.selection.generator;
   generator.topk = config.indexer->topk;
+  if (generator.kind == selection::Generator::Kind::pooled && generator.pool > generator.topk) {
+    throw Error("--selection", fmt::format("a pool of at most the {} keys that the model selects", generator.topk),
+                fmt::format("{}", generator.pool));
+  }
   generator.seed = options.seed;
   return generator;
 }

@@ -9,11 +9,15 @@ namespace headrace::app {
 template <class Work>
 auto timed(double& total_ms, const Work& work) {
   struct Add {
+    explicit Add(double& total) : total_ms(total) {}
+    ~Add() { total_ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count(); }
+    Add(const Add&) = delete;
+    Add& operator=(const Add&) = delete;
+
     double& total_ms;
     std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-    ~Add() { total_ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count(); }
   };
-  const Add add{total_ms};
+  const Add add(total_ms);
   return work();
 }
 

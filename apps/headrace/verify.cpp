@@ -131,7 +131,7 @@ class LayerRun {
   void run_step(const Step& step, const LayerCaches& caches, const Options& options, OracleCheck& check,
                 OutputErrors& errors) const {
     const Piece& piece = step.pieces().front();
-    const Plan plan = plan_step(attention_, step.batch(), options);
+    const Plan plan = plan_step(attention_, step.batch(), options, Profile::nominal_cpu(options.compute));
     const Projected projected =
         layer_.project(hidden_.view().slice(piece.begin, piece.end), step.positions(), /*scoring=*/false);
     layer_.append(projected, caches, attention_.format, step.requests(), step.slots());

@@ -2,10 +2,20 @@
 #include <fmt/core.h>
 
 #include "commands.h"
+#include "device/bf16_products.h"
 #include "device/tile_products.h"
 #include "output.h"
 
 namespace headrace::app {
+
+namespace {
+
+/// What bfloat16 attention runs on here.
+std::string_view bf16_target() { return device::has_bf16_products() ? "AVX512_BF16" : device::tile_products_target(); }
+
+}  // namespace
+
+std::string version_text() { return fmt::format("{} (commit {})", HEADRACE_VERSION, HEADRACE_COMMIT); }
 
 ExitStatus run_version(const Options& options) {
   const std::string_view target = device::tile_products_target();
@@ -17,16 +27,17 @@ ExitStatus run_version(const Options& options) {
     for (const Path path : kPaths) {
       paths.push_back(name_of(path));
     }
-    document["kernels"] = Json::array({{{"device", "cpu"}, {"paths", paths}, {"products", target}}});
+    document["kernels"] =
+        Json::array({{{"device", "cpu"}, {"paths", paths}, {"products", target}, {"bf16_products", bf16_target()}}});
     print_json(document);
     return kAllWell;
   }
-  fmt::print("headrace {} (commit {})\n", HEADRACE_VERSION, HEADRACE_COMMIT);
+  fmt::print("headrace {}\n", version_text());
   fmt::print("kernels: cpu:");
   for (const Path path : kPaths) {
     fmt::print(" {}", name_of(path));
   }
-  fmt::print("; products: {}\n", target);
+  fmt::print("; products: {}, bfloat16: {}\n", target, bf16_target());
   return kAllWell;
 }
 

@@ -22,7 +22,7 @@ struct Weights {
 
 /// What one call reads. Lengths here are exact; they may be below the bounds the plan was made from.
 struct Inputs {
-  ConstAnyView q;   ///< [T, H, nope + rope] compute dtype, rope applied; any strides with a contiguous last dim
+  ConstAnyView q;   ///< [T, H, nope + rope] compute dtype, rope applied; last dim contiguous, rows apart
   CacheView cache;  ///< this step's tokens already appended
   Requests requests;
   Selection selection;  ///< may be empty where the plan's rule covers every row

@@ -11,6 +11,7 @@
 
 #include "headrace/cache.h"
 #include "headrace/geometry.h"
+#include "headrace/profile.h"
 #include "headrace/selection.h"
 
 namespace headrace {
@@ -34,6 +35,7 @@ struct Attention {
   double scale = 0.0;  ///< softmax scale
   DType compute = DType::bfloat16;
   CacheFormat format = CacheFormat::bfloat16;
+  SelectionSpace space = SelectionSpace::request_position;  ///< of the selections that `attend` will get
 
   /// @throws Error when a field is out of range or the format cannot hold the geometry
   void validate() const;
@@ -56,19 +58,6 @@ struct Device {
 struct Limits {
   std::int64_t workspace_bytes = std::numeric_limits<std::int64_t>::max();
   Device device;
-};
-
-/// Rates of a device, measured or nominal, from which times are predicted. All but the bandwidth are of one thread.
-struct Profile {
-  std::string name;
-  double product_gflops = 0.0;    ///< large matrix products in the compute dtype
-  double mha_gflops = 0.0;        ///< attention over up-projected keys
-  double mqa_gflops = 0.0;        ///< attention over gathered latents
-  double mask_gkeys = 0.0;        ///< selection entries and mask words, 1e9 a second
-  double bandwidth_gbytes = 0.0;  ///< memory, all threads together
-
-  /// What the library assumes of a CPU that was not measured, in a compute dtype.
-  [[nodiscard]] static Profile nominal_cpu(DType compute);
 };
 
 struct Hints {

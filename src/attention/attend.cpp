@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -15,11 +16,19 @@ namespace headrace {
 namespace {
 
 using attention::Rows;
-using cache::Request;
 
-void expect_unit_stride(std::string_view name, std::int64_t stride) {
-  if (stride != 1) {
-    throw Error(std::string(name), "a contiguous last dimension", fmt::format("stride {}", stride));
+/// Matrix products want rows that are contiguous and follow each other upwards.
+template <class Void>
+void expect_rows(std::string_view name, const BasicAnyView<Void>& view) {
+  const int last = view.rank() - 1;
+  bool good = view.stride(last) == 1;
+  for (int i = 0; i < last; ++i) {
+    good = good && (view.dim(i) <= 1 || view.stride(i) >= view.dim(last));
+  }
+  if (!good) {
+    throw Error(
+        std::string(name), "a contiguous last dimension, and rows that do not overlap",
+        fmt::format("strides [{}]", fmt::join(view.strides().begin(), view.strides().begin() + last + 1, ", ")));
   }
 }
 
@@ -62,6 +71,13 @@ void validate_selection(const Plan& plan, const Inputs& inputs, std::int64_t tok
     return;
   }
   selection.index.expect("selection.index", {tokens, -1});
+  if (selection.space != plan.attention().space) {
+    const auto name = [](SelectionSpace space) {
+      return space == SelectionSpace::cache_slot ? "cache_slot" : "request_position";
+    };
+    throw Error("selection.space", fmt::format("{}, as the plan's attention says", name(plan.attention().space)),
+                name(selection.space));
+  }
   if (!selection.count.empty()) {
     selection.count.expect("selection.count", {tokens});
   }
@@ -72,10 +88,10 @@ void validate_views(const Plan& plan, const Weights& weights, const Inputs& inpu
   const Geometry& g = attention.geometry;
   inputs.q.expect("q", {-1, g.num_heads, g.qk_head_dim()});
   expect_dtype("q", attention.compute, inputs.q.dtype());
-  expect_unit_stride("q", inputs.q.stride(2));
+  expect_rows("q", inputs.q);
   weights.kv_b_proj.expect("kv_b_proj", {g.num_heads * (g.qk_nope_head_dim + g.v_head_dim), g.kv_lora_rank});
   expect_dtype("kv_b_proj", attention.compute, weights.kv_b_proj.dtype());
-  expect_unit_stride("kv_b_proj", weights.kv_b_proj.stride(1));
+  expect_rows("kv_b_proj", weights.kv_b_proj);
   if (!weights.sink.empty()) {
     weights.sink.expect("sink", {g.num_heads});
   }
@@ -84,7 +100,7 @@ void validate_views(const Plan& plan, const Weights& weights, const Inputs& inpu
   if (outputs.out.dtype() != DType::float32) {
     expect_dtype("out", attention.compute, outputs.out.dtype());
   }
-  expect_unit_stride("out", outputs.out.stride(2));
+  expect_rows("out", outputs.out);
   if (!outputs.lse.empty()) {
     outputs.lse.expect("lse", {tokens, g.num_heads});
   }

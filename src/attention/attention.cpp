@@ -11,8 +11,9 @@ namespace headrace {
 
 void Attention::validate() const {
   geometry.validate();
-  if (!std::isfinite(scale) || scale <= 0.0) {
-    throw Error("attention.scale", "finite and > 0", fmt::format("{}", scale));
+  // Kernels hold the scale in float32.
+  if (!std::isfinite(static_cast<float>(scale)) || scale <= 0.0) {
+    throw Error("attention.scale", "finite in float32 and > 0", fmt::format("{}", scale));
   }
   if (compute != DType::float32 && compute != DType::bfloat16) {
     throw Error("attention.compute", "float32 or bfloat16", std::string(name_of(compute)));

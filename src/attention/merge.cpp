@@ -48,7 +48,9 @@ float merge_tile_target(std::int64_t keys, float* scores, float scale, std::uint
   for (std::int64_t i = 0; i < keys; i += lanes) {
     const auto exists = hn::FirstN(d, static_cast<std::size_t>(keys - i));
     const auto score = hn::Mul(hn::MaskedLoad(exists, d, scores + i), factor);
-    const auto weight = hn::IfThenElseZero(selected(d, mask, i), hn::Exp(d, hn::Sub(score, shift)));
+    // The vector exp of NaN is 0; score - score is 0, or NaN for a score that is not finite.
+    const auto weight =
+        hn::IfThenElseZero(selected(d, mask, i), hn::Add(hn::Exp(d, hn::Sub(score, shift)), hn::Sub(score, score)));
     sum = hn::Add(sum, weight);
     hn::BlendedStore(weight, exists, d, scores + i);
   }

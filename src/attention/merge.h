@@ -2,19 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace headrace::attention {
 
 /// What has been seen so far of one row of one head: the running maximum of its scaled scores and the sum of
-/// exp(score - max). It starts at a large negative finite number, so that no difference of two is ever NaN.
+/// exp(score - max). It starts at the lowest finite number: no finite score is below it, and no difference of two
+/// maxima is ever NaN. The sum is 0 only for a row that has attended to nothing.
 struct RowState {
-  static constexpr float kStart = -1.0e38F;
+  static constexpr float kStart = std::numeric_limits<float>::lowest();
   float max = kStart;
   float sum = 0.0F;
 };
 
 /// Merges a tile of up to 64 keys into a row: on return scores[i] = exp(scale * scores[i] - state.max) where bit i of
-/// `mask` is set and 0 elsewhere, and the state includes them.
+/// `mask` is set and 0 elsewhere, and the state includes them. A selected score that is not finite makes the row NaN.
 /// @return the factor by which everything accumulated for the row before must be multiplied
 float merge_tile(std::int64_t keys, float* scores, float scale, std::uint64_t mask, RowState& state);
 

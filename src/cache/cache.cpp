@@ -104,9 +104,18 @@ void validate_cache(std::string_view name, const CacheView& cache, std::int64_t 
     throw Error(who + ".row_stride", fmt::format("at least {} bytes", row_bytes), std::to_string(cache.row_stride));
   }
   // The last row of a page may end where its bytes end; padding after it is not required.
-  if (cache.num_pages > 1 && (cache.row_stride > std::numeric_limits<std::int64_t>::max() / cache.page_size ||
-                              cache.page_stride < (cache.page_size - 1) * cache.row_stride + row_bytes)) {
-    throw Error(who + ".page_stride", fmt::format("at least (page_size - 1) * row_stride + {} bytes", row_bytes),
+  const std::int64_t own_bytes = std::max(row_bytes, cache.row_bytes);
+  std::int64_t page_bytes = 0;
+  std::int64_t extent = 0;
+  if (__builtin_mul_overflow(cache.page_size - 1, cache.row_stride, &page_bytes) ||
+      __builtin_add_overflow(page_bytes, own_bytes, &page_bytes) ||
+      __builtin_mul_overflow(cache.num_pages, std::max(page_bytes, cache.page_stride), &extent)) {
+    throw Error(who, "fewer than 2^63 bytes",
+                fmt::format("{} pages, {} bytes apart, of {} rows, {} bytes apart", cache.num_pages, cache.page_stride,
+                            cache.page_size, cache.row_stride));
+  }
+  if (cache.num_pages > 1 && cache.page_stride < page_bytes) {
+    throw Error(who + ".page_stride", fmt::format("at least the {} bytes of a page", page_bytes),
                 std::to_string(cache.page_stride));
   }
   if (cache.num_pages > 0 && cache.data == nullptr) {

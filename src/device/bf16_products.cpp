@@ -2,6 +2,7 @@
 #include "device/bf16_products.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -131,11 +132,18 @@ HEADRACE_TARGET void transpose_block(std::int64_t rows, std::int64_t pairs, cons
   }
 }
 
+/// For tests and bug reports: the portable arithmetic on a machine that has better.
+bool disabled_by_environment() noexcept {
+  const char* value = std::getenv("HEADRACE_DISABLE_AVX512_BF16");  // NOLINT(concurrency-mt-unsafe)
+  return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
+}
+
 }  // namespace
 
 bool has_bf16_products() noexcept {
-  static const bool has = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-                          __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bf16") != 0;
+  static const bool has = !disabled_by_environment() && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512bf16");
   return has;
 }
 

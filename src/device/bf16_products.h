@@ -10,7 +10,8 @@ namespace headrace::device {
 /// Matrix products of bfloat16 tiles with float32 sums for one thread, on CPUs that have instructions for them
 /// (AVX512_BF16): twice the rate of float32. The instructions multiply pairs of neighbouring k, so the right operand of
 /// a product is packed into pairs first: element (k, n) of a [K, N] operand stands at [k / 2][n][k % 2], and an odd
-/// last k is padded with zeros.
+/// last k is padded with zeros. HEADRACE_DISABLE_AVX512_BF16=1 in the environment makes this false, for tests and bug
+/// reports; nothing else in this file may be called where it is false.
 [[nodiscard]] bool has_bf16_products() noexcept;
 
 /// Values of a packed [K, N] operand.

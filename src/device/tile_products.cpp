@@ -18,7 +18,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
 // Register tiles: rows x columns of accumulators, plus one row of operands, within 32 registers (AVX-512, NEON) or 16.
-#if HWY_TARGET == HWY_NEON || (HWY_TARGET <= HWY_AVX3 && HWY_TARGET >= HWY_AVX3_DL)
+// Better x86 targets have lower numbers, and all below AVX3 have 32 registers.
+#if HWY_TARGET == HWY_NEON || HWY_TARGET <= HWY_AVX3
 constexpr std::int64_t kDotRows = 4;
 constexpr std::int64_t kDotColumns = 5;
 constexpr std::int64_t kOuterRows = 6;

@@ -26,7 +26,7 @@ struct Architecture {
   /// The q_a and kv_a norms use rms_norm_eps; the others construct them without it and get 1e-6.
   bool norms_use_rms_norm_eps = false;
   /// Fields lie in this object of the configuration; empty: at the top.
-  std::string_view text_config = "";
+  std::string_view text_config = {};
   std::string_view weight_prefix = "model.layers.";
 };
 

@@ -57,12 +57,12 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   if (data == MAP_FAILED) {
     throw Error(path_.string(), kExpected, reason_of(errno));
   }
-  bytes_ = {static_cast<const std::byte*>(data), size};
+  bytes_ = {static_cast<std::byte*>(data), size};
 }
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) {
-    ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+    ::munmap(bytes_.data(), bytes_.size());
   }
 }
 

@@ -25,7 +25,7 @@ class MappedFile {
 
  private:
   std::filesystem::path path_;
-  std::span<const std::byte> bytes_;
+  std::span<std::byte> bytes_;
 };
 
 }  // namespace headrace::io

@@ -19,6 +19,6 @@ struct RecordedLayer {
 
 /// Reads a recording.safetensors: tensors layers.{i}.hidden_states, .output and .topk_indices. In order of layer.
 /// @throws Error for a damaged file, a layer without its tensors, or shapes that do not agree
-[[nodiscard]] std::vector<RecordedLayer> load_recording(const std::filesystem::path& file);
+[[nodiscard]] std::vector<RecordedLayer> load_recording(const std::filesystem::path& path);
 
 }  // namespace headrace::io

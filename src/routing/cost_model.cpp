@@ -3,32 +3,25 @@
 
 #include <algorithm>
 
-namespace headrace {
+namespace headrace::routing {
+namespace {
 
-Profile Profile::nominal_cpu(DType compute) {
-  Profile profile;
-  profile.name = compute == DType::float32 ? "nominal CPU, float32" : "nominal CPU, bfloat16";
-  // A current server core with 256-bit or wider vectors; attention runs in float32 in both dtypes. bfloat16 products
-  // are not assumed to be faster, because many CPUs have no instructions for them.
-  profile.product_gflops = 80.0;
-  profile.mha_gflops = 50.0;
-  profile.mqa_gflops = 45.0;
-  profile.mask_gkeys = 0.4;
-  profile.bandwidth_gbytes = 10.0;
-  return profile;
-}
+/// Values of the latent whose gathering a profile's gather_mkeys counts.
+constexpr double kGatheredValues = 512.0;
 
-namespace routing {
+}  // namespace
 
 double predict_ms(const attention::Work& work, const Profile& profile, int threads, std::int64_t rows) {
   const double all = threads;
   const double some = static_cast<double>(std::min<std::int64_t>(threads, std::max<std::int64_t>(rows, 1)));
-  const double seconds =
-      work.product_flops / (profile.product_gflops * 1e9 * all) + work.mha_flops / (profile.mha_gflops * 1e9 * all) +
-      work.mqa_flops / (profile.mqa_gflops * 1e9 * some) + work.mask_keys / (profile.mask_gkeys * 1e9 * some) +
-      work.cache_bytes / (profile.bandwidth_gbytes * 1e9);
+  // A product takes as long as its FLOPs or, with few rows, as reading its weights.
+  const double product = std::max(work.product_flops / (profile.product_gflops * 1e9 * all),
+                                  work.weight_bytes / (profile.bandwidth_gbytes * 1e9));
+  const double seconds = product + work.mha_flops / (profile.mha_gflops * 1e9 * all) +
+                         work.mqa_flops / (profile.mqa_gflops * 1e9 * some) +
+                         work.gathered / (profile.gather_mkeys * 1e6 * kGatheredValues * some) +
+                         work.mask_keys / (profile.mask_gkeys * 1e9 * some);
   return seconds * 1e3;
 }
 
-}  // namespace routing
-}  // namespace headrace
+}  // namespace headrace::routing

@@ -63,12 +63,15 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
       threads_(device::thread_count(limits.device.threads)) {
   attention.validate();
   validate_lengths(batch);
+  profile_.validate();
   if (limits.workspace_bytes < 0) {
     throw Error("limits.workspace_bytes", "at least 0", std::to_string(limits.workspace_bytes));
   }
 }
 
-std::int64_t Router::budget() const noexcept { return std::min(limits_.workspace_bytes, kDefaultWorkspace); }
+std::int64_t Router::budget() const noexcept {
+  return limits_.workspace_bytes == Limits{}.workspace_bytes ? kDefaultWorkspace : limits_.workspace_bytes;
+}
 
 std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
   const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);

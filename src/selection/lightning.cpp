@@ -75,7 +75,7 @@ const float* Scorer::scores(std::int64_t row, std::int64_t n) {
     const float weight = weight_[static_cast<std::size_t>(h)];
     const float* const products = products_.data() + h * block_.candidates;
     for (std::int64_t c = 0; c < n; ++c) {
-      scores[c] += weight * std::max(0.0F, products[c]);
+      scores[c] += weight * std::max(products[c], 0.0F);  // in this order NaN stays NaN
     }
   }
   return scores;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <ostream>
+#include <utility>
 
 #include "support/cache_rows.h"
 
@@ -55,10 +56,14 @@ std::ostream& operator<<(std::ostream& stream, const CaseSpec& spec) {
                 << ", repeated page " << spec.repeat_page << ", spread " << spec.spread << ", seed " << spec.seed;
 }
 
-AttentionCase::AttentionCase(const CaseSpec& spec) : spec_(spec) {
+AttentionCase::AttentionCase(CaseSpec spec) : spec_(std::move(spec)) {
   const Geometry& g = spec_.geometry;
-  attention_ = {g, spec_.rule, spec_.spread / std::sqrt(static_cast<double>(g.qk_head_dim())), spec_.compute,
-                spec_.format};
+  attention_ = {g,
+                spec_.rule,
+                spec_.spread / std::sqrt(static_cast<double>(g.qk_head_dim())),
+                spec_.compute,
+                spec_.format,
+                spec_.space};
   query_start_.push_back(0);
   for (const RequestShape& request : spec_.requests) {
     tokens_ += request.query_len;

@@ -51,7 +51,7 @@ std::ostream& operator<<(std::ostream& stream, const CaseSpec& spec);
 /// that the rule covers, entries that would change the result.
 class AttentionCase {
  public:
-  explicit AttentionCase(const CaseSpec& spec);
+  explicit AttentionCase(CaseSpec spec);
 
   [[nodiscard]] const CaseSpec& spec() const noexcept { return spec_; }
   [[nodiscard]] const Attention& attention() const noexcept { return attention_; }

@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <stdlib.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>

@@ -47,7 +47,7 @@ double OutputBuffer::out(std::int64_t token, std::int64_t head, std::int64_t i) 
     std::memcpy(&value, from, sizeof value);
     return static_cast<double>(static_cast<float>(value));
   }
-  float value;
+  float value = 0.0F;
   std::memcpy(&value, from, sizeof value);
   return static_cast<double>(value);
 }

@@ -9,19 +9,23 @@ std::int64_t mask_key_end(const Selection& selection, const cache::Request& requ
   return selection.space == SelectionSpace::request_position ? last + 1 : request.seq_len;
 }
 
-MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request,
-                         std::span<PageEntry> pages)
+MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request, PageMap& map)
     : attention_(attention), inputs_(inputs), request_(request) {
   if (inputs.selection.space != SelectionSpace::cache_slot) {
     return;
   }
   const std::int64_t page_size = inputs.cache.page_size;
-  pages_ = pages.first(static_cast<std::size_t>((request.seq_len + page_size - 1) / page_size));
-  for (std::size_t block = 0; block < pages_.size(); ++block) {
-    pages_[block] = {inputs.requests.block_table(request.number, block), static_cast<std::int32_t>(block)};
+  const auto pages = map.entries.first(static_cast<std::size_t>((request.seq_len + page_size - 1) / page_size));
+  pages_ = pages;
+  if (map.request == request.number) {
+    return;
+  }
+  map.request = request.number;
+  for (std::size_t block = 0; block < pages.size(); ++block) {
+    pages[block] = {inputs.requests.block_table(request.number, block), static_cast<std::int32_t>(block)};
   }
   // By page, then by block: a page that occurs twice counts where it occurs first.
-  std::sort(pages_.begin(), pages_.end(), [](const PageEntry& a, const PageEntry& b) {
+  std::sort(pages.begin(), pages.end(), [](const PageEntry& a, const PageEntry& b) {
     return a.page != b.page ? a.page < b.page : a.block < b.block;
   });
 }

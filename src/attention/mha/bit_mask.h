@@ -34,14 +34,18 @@ struct PageEntry {
   std::int32_t block = 0;
 };
 
+/// Where a request's pages lie in it: what turns slots into positions. A thread keeps one from tile to tile.
+struct PageMap {
+  std::span<PageEntry> entries;
+  std::int64_t request = -1;  ///< whose pages these are; -1: nobody's yet
+};
+
 /// Turns a request's selection rows into bit masks: bit j of a row is set iff its query token attends to key j. This is
 /// the one place that reads selections, so repeats, order, counts and entries out of range mean the same on every path.
 class MaskBuilder {
  public:
-  /// @param pages  memory for the slot-to-position map: an entry for each of the request's pages; used only for
-  ///               selections in cache_slot space
-  MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request,
-              std::span<PageEntry> pages);
+  /// @param map  for selections in cache_slot space: made anew when it is of another request
+  MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request, PageMap& map);
 
   /// Writes the words of keys [0, 64 * words.size()) for the row at `position`; words must reach over the row's keys.
   void build(std::int64_t position, std::span<std::uint64_t> words) const noexcept;
@@ -53,10 +57,12 @@ class MaskBuilder {
   const Attention& attention_;
   const Inputs& inputs_;
   cache::Request request_;
-  std::span<PageEntry> pages_;
+  std::span<const PageEntry> pages_;
 };
 
-/// Map entries a MaskBuilder needs at most for a request of seq_len keys, whatever the page size.
-[[nodiscard]] constexpr std::int64_t page_entries(std::int64_t seq_len) noexcept { return seq_len; }
+/// Map entries a request of seq_len keys takes at most, whatever the page size; none where selections hold positions.
+[[nodiscard]] constexpr std::int64_t page_entries(SelectionSpace space, std::int64_t seq_len) noexcept {
+  return space == SelectionSpace::cache_slot ? seq_len : 0;
+}
 
 }  // namespace headrace::attention

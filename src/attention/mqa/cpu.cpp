@@ -144,7 +144,7 @@ bool make_union(const View<const std::uint64_t>& masks, std::int64_t rows, std::
     together += std::popcount(word);
     union_mask[static_cast<std::size_t>(w)] = word;
   }
-  return together * (kGatherRows + rows * num_heads) < apart * (kGatherRows + num_heads);
+  return packing_pays(static_cast<double>(together), static_cast<double>(apart), rows, num_heads);
 }
 
 }  // namespace
@@ -152,6 +152,11 @@ bool make_union(const View<const std::uint64_t>& masks, std::int64_t rows, std::
 std::int64_t rows_a_tile(std::int64_t num_heads) noexcept {
   return static_cast<std::int64_t>(
       std::bit_floor(static_cast<std::uint64_t>(std::max<std::int64_t>(kQueryTile / num_heads, 1))));
+}
+
+bool packing_pays(double together, double apart, std::int64_t rows, std::int64_t num_heads) noexcept {
+  return together * static_cast<double>(kGatherRows + rows * num_heads) <
+         apart * static_cast<double>(kGatherRows + num_heads);
 }
 
 template <class Tiles>

@@ -17,6 +17,10 @@ namespace headrace::attention::mqa {
 /// that tiles (which start at multiples of it in the request's own positions) never straddle a multiple of kQueryTile.
 [[nodiscard]] std::int64_t rows_a_tile(std::int64_t num_heads) noexcept;
 
+/// Whether `rows` neighbouring query rows cost less walking the `together` keys of their union than each walking its
+/// own, `apart` keys in all: a key walked costs its gathering, and a product for every row and head that walks it.
+[[nodiscard]] bool packing_pays(double together, double apart, std::int64_t rows, std::int64_t num_heads) noexcept;
+
 /// Up to rows_a_tile() neighbouring query rows of one request.
 template <class Element>
 struct RowTile {
@@ -29,7 +33,7 @@ struct RowTile {
 /// What becomes of the rows of a tile.
 struct RowResults {
   AnyView attended;  ///< [rows, H, R] attention over latents, divided by the sum, sink applied; in the compute dtype
-  float* lse;        ///< [rows, H]
+  float* lse = nullptr;  ///< [rows, H]
 };
 
 /// One thread's memory.

@@ -22,13 +22,17 @@ template <class Tiles>
 struct MhaMemory {
   MhaMemory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking, MaskUse mask)
       : words(mask == MaskUse::selection ? mask_words(extents.keys) : 0),
-        entries(mask == MaskUse::selection ? page_entries(extents.keys) : 0),
+        entries(mask == MaskUse::selection ? page_entries(attention.space, extents.keys) : 0),
         blocks(arena, attention, blocking.context_block) {
     const Geometry& g = attention.geometry;
     accumulated = arena.take<float>(blocking.query_slice * g.num_heads * g.v_head_dim);
     state = arena.take<RowState>(blocking.query_slice * g.num_heads);
     masks = arena.take<std::uint64_t>(blocking.query_slice * words);
     pages = arena.take<PageEntry>(entries * extents.threads);
+    maps = arena.take<PageMap>(extents.threads);
+    for (std::size_t t = 0; t < maps.size(); ++t) {
+      maps[t] = {pages.subspan(t * static_cast<std::size_t>(entries), static_cast<std::size_t>(entries)), -1};
+    }
     scratch = arena.take<std::byte>(mha::scratch_bytes(g) * extents.threads);
   }
 
@@ -39,6 +43,7 @@ struct MhaMemory {
   std::span<RowState> state;
   std::span<std::uint64_t> masks;
   std::span<PageEntry> pages;
+  std::span<PageMap> maps;  ///< one a thread
   std::span<std::byte> scratch;
 };
 
@@ -87,9 +92,7 @@ class MhaRequest {
   std::int64_t build_masks(std::int64_t begin, std::int64_t rows) {
     const std::int64_t tasks = (rows + kRowsATask - 1) / kRowsATask;
     device::parallel_for(tasks, threads_, [&](std::int64_t task, int thread) {
-      const auto pages = memory_.pages.subspan(static_cast<std::size_t>(thread * memory_.entries),
-                                               static_cast<std::size_t>(memory_.entries));
-      const MaskBuilder builder(attention_, call_.inputs, request_, pages);
+      const MaskBuilder builder(attention_, call_.inputs, request_, memory_.maps[static_cast<std::size_t>(thread)]);
       for (std::int64_t r = task * kRowsATask; r < std::min(rows, (task + 1) * kRowsATask); ++r) {
         builder.build(begin + r, memory_.masks.subspan(static_cast<std::size_t>(r * memory_.words),
                                                        static_cast<std::size_t>(memory_.words)));
@@ -204,15 +207,16 @@ Work count_mha_work(const Attention& attention, std::int64_t begin, std::int64_t
   const auto heads = static_cast<double>(g.num_heads);
   // Every slice gathers and up-projects the keys up to its own last row.
   double keys = 0.0;
+  Work work;
   for (std::int64_t slice_end = begin; slice_end < end;) {
     slice_end = std::min(end, slice_end + query_slice);
     keys += static_cast<double>(slice_end);
+    work.weight_bytes += kv_b_proj_bytes(attention);
   }
-  Work work;
   work.product_flops =
       2.0 * keys * static_cast<double>(g.kv_lora_rank) * heads * static_cast<double>(g.qk_nope_head_dim + g.v_head_dim);
   work.mha_flops = 2.0 * pairs * heads * static_cast<double>(g.qk_head_dim() + g.v_head_dim);
-  work.cache_bytes = keys * static_cast<double>(cache_row_bytes(attention.format, g));
+  work.gathered = keys * static_cast<double>(g.latent_dim());
   return work;
 }
 

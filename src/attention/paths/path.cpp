@@ -12,13 +12,10 @@
 
 namespace headrace::attention {
 
-Work& Work::operator+=(const Work& other) noexcept {
-  product_flops += other.product_flops;
-  mha_flops += other.mha_flops;
-  mqa_flops += other.mqa_flops;
-  mask_keys += other.mask_keys;
-  cache_bytes += other.cache_bytes;
-  return *this;
+double kv_b_proj_bytes(const Attention& attention) noexcept {
+  const Geometry& g = attention.geometry;
+  return static_cast<double>(g.num_heads * (g.qk_nope_head_dim + g.v_head_dim) * g.kv_lora_rank *
+                             size_of(attention.compute));
 }
 
 std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& attention, std::int64_t begin,

@@ -24,13 +24,15 @@ struct Rows {
 /// Counted work of a path on some rows; the router turns it into time with a profile's rates.
 struct Work {
   double product_flops = 0.0;  ///< up-projection or absorption
+  double weight_bytes = 0.0;   ///< of kv_b_proj, read once a slice
   double mha_flops = 0.0;      ///< scores and values over up-projected keys
   double mqa_flops = 0.0;      ///< scores and values over latents
+  double gathered = 0.0;       ///< values read from the paged cache
   double mask_keys = 0.0;      ///< selection entries read and mask words written
-  double cache_bytes = 0.0;    ///< read from the paged cache
-
-  Work& operator+=(const Work& other) noexcept;
 };
+
+/// Bytes of the up-projection's weights, which every slice reads.
+[[nodiscard]] double kv_b_proj_bytes(const Attention& attention) noexcept;
 
 /// The largest sizes a plan's workspace must serve.
 struct Extents {

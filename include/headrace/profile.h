@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "headrace/dtype.h"
+
+namespace headrace {
+
+/// Rates of a device, measured or nominal, from which times are predicted. All but the bandwidth are of one thread, in
+/// one compute dtype.
+struct Profile {
+  std::string name;  ///< what was measured: "nominal", or the processor and the instruction set in use
+  DType compute = DType::bfloat16;
+  int threads = 1;                ///< that ran when it was measured
+  double product_gflops = 0.0;    ///< up-projection and absorption
+  double mha_gflops = 0.0;        ///< attention over up-projected keys
+  double mqa_gflops = 0.0;        ///< attention over gathered latents, without the gathering
+  double gather_mkeys = 0.0;      ///< latents of 512 values gathered from the cache, 1e6 a second
+  double mask_gkeys = 0.0;        ///< selection entries read and mask words written, 1e9 a second
+  double bandwidth_gbytes = 0.0;  ///< memory, all threads together
+
+  /// What the library assumes of a CPU that was not measured.
+  [[nodiscard]] static Profile nominal_cpu(DType compute);
+  /// Throws Error unless every rate is finite and > 0.
+  void validate() const;
+};
+
+/// Measures this machine: runs each path on small problems and solves for the rates. Takes a second or two.
+/// @param threads  0: as many as the machine has
+[[nodiscard]] Profile measure_profile(DType compute, int threads);
+
+/// A profile as JSON, {"schema": 1, ...}; the file is replaced at once or not at all.
+/// @throws Error when it cannot be written
+void save_profile(const Profile& profile, const std::filesystem::path& file);
+
+/// @throws Error when it cannot be read, is no profile, or a rate is not positive
+[[nodiscard]] Profile load_profile(const std::filesystem::path& file);
+
+/// The name a measurement on this machine gets: processor and instruction set.
+[[nodiscard]] std::string machine_name();
+
+/// Where this machine's profile for a dtype and thread count is kept: in $XDG_CACHE_HOME/headrace, or
+/// ~/.cache/headrace. Empty when neither is known.
+[[nodiscard]] std::filesystem::path profile_path(DType compute, int threads);
+
+}  // namespace headrace

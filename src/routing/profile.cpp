@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "headrace/profile.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "attention/tile_arithmetic.h"
+#include "device/parallel.h"
+#include "device/tile_products.h"
+#include "headrace/error.h"
+#include "io/json.h"
+
+namespace headrace {
+namespace {
+
+/// Raised whenever rates mean something else than before, so that old files are measured anew.
+constexpr int kSchema = 1;
+
+struct Rate {
+  const char* name;
+  double Profile::*value;
+};
+constexpr Rate kRates[] = {
+    {"product_gflops", &Profile::product_gflops}, {"mha_gflops", &Profile::mha_gflops},
+    {"mqa_gflops", &Profile::mqa_gflops},         {"gather_mkeys", &Profile::gather_mkeys},
+    {"mask_gkeys", &Profile::mask_gkeys},         {"bandwidth_gbytes", &Profile::bandwidth_gbytes}};
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(info, line)) {
+    if (line.rfind("model name", 0) == 0) {
+      const std::size_t colon = line.find(':');
+      return colon == std::string::npos ? line : line.substr(line.find_first_not_of(' ', colon + 1));
+    }
+  }
+  return "unknown processor";
+}
+
+}  // namespace
+
+Profile Profile::nominal_cpu(DType compute) {
+  // A current server core with 256-bit or wider vectors. bfloat16 is not assumed to be faster than float32, because
+  // many CPUs have no instructions for it.
+  Profile profile;
+  profile.name = "nominal";
+  profile.compute = compute;
+  profile.product_gflops = 80.0;
+  profile.mha_gflops = 60.0;
+  profile.mqa_gflops = 60.0;
+  profile.gather_mkeys = 6.0;
+  profile.mask_gkeys = 0.4;
+  profile.bandwidth_gbytes = 10.0;
+  return profile;
+}
+
+void Profile::validate() const {
+  for (const Rate& rate : kRates) {
+    const double value = this->*rate.value;
+    if (!std::isfinite(value) || value <= 0.0) {
+      throw Error(fmt::format("profile.{}", rate.name), "finite and > 0", fmt::format("{}", value));
+    }
+  }
+}
+
+std::string machine_name() {
+  return fmt::format("{}, {}{}", processor_name(), device::tile_products_target(),
+                     attention::uses_pairs(DType::bfloat16) ? " with AVX512_BF16" : "");
+}
+
+std::filesystem::path profile_path(DType compute, int threads) {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
+    return std::filesystem::path(value == nullptr ? "" : value);
+  };
+  const std::filesystem::path cache = variable("XDG_CACHE_HOME");
+  const std::filesystem::path home = variable("HOME");
+  if (cache.empty() && home.empty()) {
+    return {};
+  }
+  return (cache.empty() ? home / ".cache" : cache) / "headrace" /
+         fmt::format("profile-v{}-cpu-{}-{}.json", kSchema, name_of(compute), device::thread_count(threads));
+}
+
+void save_profile(const Profile& profile, const std::filesystem::path& file) {
+  nlohmann::ordered_json document;
+  document["schema"] = kSchema;
+  document["name"] = profile.name;
+  document["compute"] = name_of(profile.compute);
+  document["threads"] = profile.threads;
+  for (const Rate& rate : kRates) {
+    document[rate.name] = profile.*rate.value;
+  }
+  std::error_code failed;
+  if (file.has_parent_path()) {
+    std::filesystem::create_directories(file.parent_path(), failed);
+  }
+  std::filesystem::path part = file;
+  part += ".part";
+  bool written = false;
+  {
+    std::ofstream stream(part);
+    stream << document.dump(1) << '\n';
+    stream.flush();
+    written = stream.good();
+  }
+  if (written) {
+    std::filesystem::rename(part, file, failed);
+  }
+  if (!written || failed) {
+    std::filesystem::remove(part, failed);
+    throw Error(file.string(), "a file that can be written", "none");
+  }
+}
+
+Profile load_profile(const std::filesystem::path& file) {
+  const std::string name = file.string();
+  std::ifstream stream(file);
+  if (!stream) {
+    throw Error(name, "a profile that can be read", "none");
+  }
+  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  const io::Json document = io::parse_json(text, name);
+  if (!document.is_object() || document.value("schema", io::Json()) != kSchema) {
+    throw Error(name, fmt::format("a profile of schema {}", kSchema), "something else");
+  }
+  Profile profile;
+  try {
+    profile.name = document.at("name").get<std::string>();
+    profile.compute = document.at("compute").get<std::string>() == "float32" ? DType::float32 : DType::bfloat16;
+    profile.threads = document.at("threads").get<int>();
+    for (const Rate& rate : kRates) {
+      profile.*rate.value = document.at(rate.name).get<double>();
+    }
+  } catch (const nlohmann::json::exception& problem) {
+    throw Error(name, "a profile with every field", problem.what());
+  }
+  profile.validate();
+  return profile;
+}
+
+}  // namespace headrace
