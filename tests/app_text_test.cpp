@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "headrace/error.h"
 #include "memory.h"
@@ -42,6 +43,8 @@ TEST(Numbers, ForPeople) {
   EXPECT_EQ(format_ms(0.5), "0.500 ms");
   EXPECT_EQ(format_ms(12.34), "12.3 ms");
   EXPECT_EQ(format_ms(4560.0), "4.56 s");
+  EXPECT_EQ(counted(1, "row"), "1 row");
+  EXPECT_EQ(counted(0, "row"), "0 rows");
 }
 
 TEST(TableText, AlignsColumnsAndTrimsLines) {
@@ -53,6 +56,15 @@ TEST(TableText, AlignsColumnsAndTrimsLines) {
             "a          1  short\n"
             "longer  1234\n");
   EXPECT_THROW(table.add({"1", "2", "3", "4"}), std::logic_error);
+}
+
+TEST(TableText, WrapsAtBlanks) {
+  EXPECT_EQ(wrap("a bc def", 8), (std::vector<std::string>{"a bc def"}));
+  EXPECT_EQ(wrap("a bc def", 7), (std::vector<std::string>{"a bc", "def"}));
+  EXPECT_EQ(wrap("a bc def", 4), (std::vector<std::string>{"a bc", "def"}));
+  EXPECT_EQ(wrap("longer ab", 3), (std::vector<std::string>{"longer", "ab"}));
+  EXPECT_EQ(wrap("longer", 3), (std::vector<std::string>{"longer"}));
+  EXPECT_EQ(wrap("", 3), (std::vector<std::string>{""}));
 }
 
 TEST(JsonOutput, NumbersAreFiniteOrNull) {

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -58,10 +61,24 @@ std::string read_file(const fs::path& path) {
 
 void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
+/// At assumed rates, unless `arguments` say otherwise: measuring takes a second, which only tests of it should wait
+/// for.
+std::string with_profile(const std::string& arguments) {
+  for (const std::string command : {"route", "prefill"}) {
+    if (arguments.starts_with(command + " ") && arguments.find("--profile") == std::string::npos &&
+        arguments.find("--help") == std::string::npos) {
+      return command + " --profile nominal" + arguments.substr(command.size());
+    }
+  }
+  return arguments;
+}
+
+/// What is measured in spite of it is kept in a folder of the run's own.
 Result run(const std::string& arguments) {
   const TemporaryFolder folder;
   const fs::path err = folder.path() / "stderr";
-  const std::string command = std::string(HEADRACE_BINARY) + " " + arguments + " 2>" + err.string();
+  const std::string command = "XDG_CACHE_HOME=" + folder.path().string() + " " + HEADRACE_BINARY + " " +
+                              with_profile(arguments) + " 2>" + err.string();
   std::FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) {
     throw std::runtime_error("popen failed");
@@ -236,6 +253,59 @@ TEST(Cli, AForcedPathThatCannotRunIsStatus1) {
   EXPECT_EQ(run("route --model glm-5 --batch 16,4k --force masked_mha").status, 0);
 }
 
+TEST(Cli, AForcedPathThatCannotRunIsNamedWithTheRequest) {
+  const Result result = run("route --model glm-5 --batch 16,1k+3000 --force dense_mha");
+  EXPECT_EQ(result.err.substr(0, 67), "headrace: --force: dense_mha cannot serve request 1 (1024+3000): li")
+      << result.err;
+  expect_error("route --model glm-5 --batch 16 --force dense_mha --workspace-limit 1KiB", 1);
+  expect_error("prefill --model glm-5 --batch 16 --force dense_mha --workspace-limit 1KiB", 1);
+}
+
+TEST(Cli, ALowWorkspaceLimitIsNamedAsTheUserKnowsIt) {
+  const Result result = run("route --model glm-5 --batch 4k --workspace-limit 1KiB");
+  EXPECT_EQ(result.status, 2);
+  EXPECT_EQ(result.err.substr(0, 28), "headrace: --workspace-limit:") << result.err;
+}
+
+TEST(Cli, RouteShowsASplitRequestInNarrowLines) {
+  const Result result = run("route --model glm-5.3-flash --tp 4 --threads 2 --batch 16k");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.out.find("dense_mha [0, 2051) "), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("topk_mqa [2051, 16384) "), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("1 request, 16384 new tokens"), std::string::npos) << result.out;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 120U) << line;
+  }
+}
+
+TEST(Cli, RequestsBeyondTheModelsPositionsAreNoted) {
+  const Result within = run("route --model deepseek-v3.2 --batch 1+1k");
+  EXPECT_EQ(within.err, "");
+  const Result beyond = run("route --model deepseek-v3.2 --batch 1,1+1000k --json");
+  EXPECT_EQ(beyond.status, 0);
+  EXPECT_NE(beyond.err.find("request 1+1024000 is longer than"), std::string::npos) << beyond.err;
+}
+
+TEST(Cli, RatesComeFromTheProfileNamed) {
+  const std::string route = "route --model glm-5 --batch 4k --json --profile ";
+  const Json nominal = run(route + "nominal").json();
+  EXPECT_EQ(nominal.at("profile"), "nominal");
+  const TemporaryFolder folder;
+  const fs::path file = folder.path() / "profile.json";
+  Json profile = {{"schema", 1},           {"name", "slow"},         {"compute", "bfloat16"}, {"threads", 1},
+                  {"product_gflops", 1.0}, {"mha_gflops", 1.0},      {"mqa_gflops", 1.0},     {"gather_mkeys", 1.0},
+                  {"mask_gkeys", 1.0},     {"bandwidth_gbytes", 1.0}};
+  write_file(file, profile.dump());
+  const Json slow = run(route + file.string()).json();
+  EXPECT_EQ(slow.at("profile"), "slow");
+  EXPECT_GT(slow.at("predicted_ms"), nominal.at("predicted_ms"));
+  profile["mha_gflops"] = 0.0;
+  write_file(file, profile.dump());
+  expect_error(route + file.string(), 2);
+  expect_error(route + "no_such_file", 2);
+}
+
 // ---- misuse ---------------------------------------------------------------------------------------------------------
 
 TEST(Cli, MisuseIsStatus2) {
@@ -264,6 +334,8 @@ TEST(Cli, MisuseIsStatus2) {
                                 "route --model glm-5 --batch 1 --selection magic",
                                 "prefill --model glm-5 --batch 1 --selection recorded",
                                 "prefill --model deepseek-v3 --batch 1 --selection local",
+                                "route --model glm-5 --batch 1 --selection recorded",
+                                "route --model deepseek-v3 --batch 1 --selection local",
                                 "prefill --model glm-5 --batch 1 --check some",
                                 "prefill --model glm-5 --batch 1 --prefill-chunk 0",
                                 "prefill --model glm-5 --batch 1 --seed -1",
@@ -271,6 +343,49 @@ TEST(Cli, MisuseIsStatus2) {
     expect_error(arguments, 2);
   }
   EXPECT_EQ(run("").status, 2);
+}
+
+TEST(Cli, UsageErrorsSayWhereToLook) {
+  const auto says = [](const std::string& arguments, const std::string& text) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+  };
+  says("route --model glm-5 --batch 1 --tp 2 --tp 2", "headrace: --tp: given twice");
+  says("route --model glm-5 --batch 1 --bogus", "headrace route --help");
+  says("route --model glm-5", "headrace route --help");
+  says("prefill --model glm-5 --batch 1 extra", "headrace prefill --help");
+  says("bogus", "models, route, prefill, verify, validate, bench, doctor");
+  says("prefill --model deepseek-v3 --batch 1000x1000k", "--batch, --tp or --prefill-chunk");
+}
+
+/// The status of a run whose streams the shell redirects.
+int status_of(const std::string& arguments_and_redirections) {
+  // NOLINTNEXTLINE(cert-env33-c,concurrency-mt-unsafe): it is the shell's redirections that are tested
+  const int status = std::system((std::string(HEADRACE_BINARY) + " " + arguments_and_redirections).c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST(Cli, OutputThatCannotBeWrittenIsStatus2) {
+  for (const char* command : {"models", "models --json", "--help", "--version"}) {
+    for (const char* redirection : {" >/dev/full", " >&-"}) {
+      SCOPED_TRACE(std::string(command) + redirection);
+      const Result result = run(std::string(command) + redirection);
+      EXPECT_EQ(result.status, 2);
+      EXPECT_EQ(result.err, "headrace: standard output: cannot be written\n");
+    }
+  }
+}
+
+TEST(Cli, ErrorsKeepTheirStatusWhereStderrCannotBeWritten) {
+  for (const char* redirection : {" 2>/dev/full", " 2>&-"}) {
+    SCOPED_TRACE(redirection);
+    EXPECT_EQ(status_of(std::string("bogus") + redirection), 2);
+    EXPECT_EQ(
+        status_of(std::string("route --model glm-5 --batch 4k --force dense_mha --profile nominal") + redirection), 1);
+    EXPECT_EQ(status_of(std::string("models >/dev/null") + redirection), 0);
+    EXPECT_EQ(status_of(std::string("models >&-") + redirection), 2);
+  }
 }
 
 TEST(Cli, BatchesBeyondMemoryAreRefusedAtOnce) {
@@ -301,6 +416,71 @@ TEST(Cli, BadModelFoldersAreStatus2) {
   expect_error("route --batch 1 --model " + model, 2);
   write_file(folder.path() / "config.json", "{");
   expect_error("route --batch 1 --model " + model, 2);
+}
+
+TEST(Cli, BrokenWeightsAreNotReplacedByRandomOnes) {
+  for (const char* target : {"no_such_file", "model.safetensors"}) {
+    const TemporaryFolder folder;
+    copy_config("deepseek_v32", folder.path());
+    fs::create_symlink(target, folder.path() / "model.safetensors");
+    EXPECT_EQ(run("prefill --batch 4 --model " + folder.path().string()).status, 2) << target;
+    EXPECT_EQ(run("route --batch 4 --model " + folder.path().string()).status, 0) << target;
+  }
+  const TemporaryFolder shards;
+  copy_config("deepseek_v32", shards.path());
+  write_file(shards.path() / "model-00001-of-00002.safetensors", "");
+  EXPECT_EQ(run("prefill --batch 4 --model " + shards.path().string()).status, 2);
+}
+
+// ---- doctor, validate -----------------------------------------------------------------------------------------------
+
+TEST(Cli, DoctorJsonHasItsSchema) {
+  const Result result = run("doctor --json --profile nominal");
+  ASSERT_EQ(result.status, 0) << result.err;
+  const Json document = result.json();
+  EXPECT_EQ(document.at("schema"), 1);
+  for (const char* object : {"machine", "instruction_sets", "dependencies", "profile"}) {
+    EXPECT_TRUE(document.at(object).is_object()) << object;
+  }
+  EXPECT_EQ(document.at("profile").at("measured on"), "nominal");
+  ASSERT_EQ(document.at("paths").size(), 3U);
+  EXPECT_EQ(document.at("paths").at(0).at("path"), "dense_mha");
+  EXPECT_FALSE(document.at("paths").at(0).at("cache_formats").at("bfloat16").get<std::string>().empty());
+}
+
+/// Sets one entry of a recording's layers.0.topk_indices.
+void set_index(std::string& recording, std::int64_t row, std::int64_t column, std::int32_t value) {
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, recording.data(), sizeof header_bytes);
+  const Json tensor = Json::parse(recording.substr(8, header_bytes)).at("layers.0.topk_indices");
+  const std::int64_t width = tensor.at("shape").at(1);
+  const std::size_t entry = 8 + header_bytes + tensor.at("data_offsets").at(0).get<std::size_t>() +
+                            static_cast<std::size_t>(row * width + column) * sizeof value;
+  ASSERT_LE(entry + sizeof value, recording.size());
+  std::memcpy(recording.data() + entry, &value, sizeof value);
+}
+
+TEST(Cli, ValidateCountsWhatIsWrongInARecording) {
+  const std::string good = recording("deepseek_v32") + "/recording.safetensors";
+  const Result clean = run("validate --json --recording " + good);
+  EXPECT_EQ(clean.status, 0) << clean.err;
+  EXPECT_EQ(clean.json().at("clean"), true);
+
+  std::string bytes = read_file(good);
+  ASSERT_NO_FATAL_FAILURE(set_index(bytes, 250, 0, 17));
+  ASSERT_NO_FATAL_FAILURE(set_index(bytes, 250, 1, 17));
+  ASSERT_NO_FATAL_FAILURE(set_index(bytes, 260, 0, 261));
+  const TemporaryFolder folder;
+  const fs::path bad = folder.path() / "recording.safetensors";
+  write_file(bad, bytes);
+  const Result result = run("validate --json --recording " + bad.string());
+  EXPECT_EQ(result.status, 1) << result.err;
+  EXPECT_EQ(result.json().at("clean"), false);
+  const Json& selection = result.json().at("layers").at(0).at("selection");
+  EXPECT_GE(selection.at("repeated"), 1);
+  EXPECT_EQ(selection.at("future"), 1);
+  EXPECT_EQ(run("validate --recording " + bad.string()).status, 1);
+  expect_error("validate --recording no_such_file", 2);
 }
 
 // ---- verify ---------------------------------------------------------------------------------------------------------
@@ -389,7 +569,57 @@ TEST(Cli, VerifyOfAForcedPath) {
   const Result unable = run(verify + " --force dense_mha");
   EXPECT_EQ(unable.status, 1);
   EXPECT_EQ(unable.json().at("pass"), false);
-  EXPECT_TRUE(unable.json().at("layers").at(0).at("paths").empty());
+  const Json layer = unable.json().at("layers").at(0);
+  EXPECT_TRUE(layer.at("paths").empty());
+  EXPECT_EQ(layer.at("cannot_run"), true);
+  const Result plain = run("verify --model " + recording("glm_moe_dsa") + " --force dense_mha");
+  EXPECT_EQ(plain.status, 1);
+  EXPECT_NE(plain.out.find("layer 0: cannot run\n"), std::string::npos) << plain.out;
+  EXPECT_EQ(plain.out.find("FAIL"), std::string::npos) << plain.out;
+}
+
+TEST(Cli, VerifyKeepsItsDefaultsWhereverJsonStands) {
+  const std::string verify = "verify --layer 0 --model " + recording("glm5_next");
+  const Result before = run("--json " + verify);
+  const Result after = run(verify + " --json");
+  EXPECT_EQ(before.status, 0);
+  EXPECT_EQ(before.json().at("dtype"), "float32");
+  EXPECT_EQ(before.json().at("selection"), "recorded");
+  EXPECT_EQ(before.out, after.out);
+}
+
+TEST(Cli, VerifyTellsWhatASelectionMatchHasToBe) {
+  const std::string verify =
+      "verify --selection indexer --dtype bfloat16 --layer 0 --model " + recording("deepseek_v32");
+  const Json layer = run(verify + " --json").json().at("layers").at(0);
+  EXPECT_EQ(layer.at("selection_match_required"), 0.95);
+  const Json& path = layer.at("paths").at(0);
+  EXPECT_LT(path.at("rows"), path.at("rows_run"));
+  const Result plain = run(verify);
+  EXPECT_NE(plain.out.find("at least 0.95 to pass"), std::string::npos) << plain.out;
+  EXPECT_NE(plain.out.find(" " + path.at("rows").dump() + "/300 "), std::string::npos) << plain.out;
+  const bool few = 2 * path.at("rows").get<int>() < path.at("rows_run").get<int>();
+  EXPECT_EQ(plain.out.find("more than half") != std::string::npos, few) << plain.out;
+}
+
+TEST(Cli, VerifyNeedsAWorkspaceForEveryPath) {
+  const Result result = run("verify --workspace-limit 1KiB --model " + recording("glm5_next"));
+  EXPECT_EQ(result.status, 2);
+  EXPECT_EQ(result.err.substr(0, 28), "headrace: --workspace-limit:") << result.err;
+}
+
+TEST(Cli, VerifyOfAPresetSaysThatItHasNoWeights) {
+  const Result result = run("verify --model glm-5");
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("the preset \"glm-5\", which has no weights"), std::string::npos) << result.err;
+}
+
+TEST(Cli, VerifyNamesARecordingAndTheModelItDoesNotFit) {
+  const std::string file = recording("glm5_next") + "/recording.safetensors";
+  const Result result = run("verify --model " + recording("deepseek_v32") + " --recording " + file);
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find(file), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find(recording("deepseek_v32")), std::string::npos) << result.err;
 }
 
 TEST(Cli, VerifyFailsOnAWrongEpsilon) {
@@ -464,6 +694,9 @@ TEST(Cli, PrefillOfNothing) {
   for (const char* batch : {"0", "0+70"}) {
     expect_prefilled("--check --model " + folder.path().string() + " --batch " + batch, 0);
   }
+  const Result plain = run("prefill --check --batch 0 --model " + folder.path().string());
+  EXPECT_NE(plain.out.find("no rows to compare"), std::string::npos) << plain.out;
+  EXPECT_EQ(plain.out.find("\ncontext "), std::string::npos) << plain.out;
 }
 
 TEST(Cli, PrefillForPeople) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "headrace/layer.h"
-#include "io/recording.h"
+#include "headrace/recording.h"
 #include "support/layer_run.h"
 
 namespace headrace {
@@ -38,12 +38,12 @@ bool within(const RelativeError& error, const Bound& bound) {
 struct Recording {
   std::filesystem::path folder;
   ModelConfig config;
-  std::vector<io::RecordedLayer> layers;
+  std::vector<RecordedLayer> layers;
 
   explicit Recording(const std::string& name)
       : folder(std::filesystem::path(HEADRACE_TEST_DATA) / "recordings" / name),
         config(load_model_config(folder)),
-        layers(io::load_recording(folder / "recording.safetensors")) {}
+        layers(load_recording(folder / "recording.safetensors")) {}
 
   [[nodiscard]] Layer layer(std::int64_t number, DType compute) const { return layer(number, compute, config); }
   /// With a configuration other than the model's own.
@@ -78,7 +78,7 @@ std::int64_t rows_on(Path path, const Attention& attention, std::int64_t length,
 }
 
 void check_paths(const Recording& recording, DType compute, const Bound& bound) {
-  for (const io::RecordedLayer& recorded : recording.layers) {
+  for (const RecordedLayer& recorded : recording.layers) {
     const Layer layer = recording.layer(recorded.layer, compute);
     const Tensor hidden = test::convert(recorded.hidden_states, compute);
     const std::int64_t length = hidden.dim(0);
@@ -107,7 +107,7 @@ TEST_P(LayerRecording, EveryPathInBfloat16) { check_paths(Recording(GetParam()),
 /// Under the opaque rule nothing is covered, so that every row reads the recorded selection.
 TEST_P(LayerRecording, EveryRowReadsTheSelection) {
   const Recording recording(GetParam());
-  for (const io::RecordedLayer& recorded : recording.layers) {
+  for (const RecordedLayer& recorded : recording.layers) {
     const Layer layer = recording.layer(recorded.layer, DType::float32);
     for (const Path path : {Path::masked_mha, Path::topk_mqa}) {
       test::LayerRun run(layer, CacheFormat::float32, {recorded.output.dim(0)});
@@ -156,7 +156,7 @@ void judge_row(const IndexerGeometry& indexer, const std::vector<float>& scores,
 }
 
 /// Appends the whole prompt `chunk` tokens a step, selects in every step, and judges every row.
-SelectionMatch match_selection(const Layer& layer, const io::RecordedLayer& recorded, std::int64_t chunk) {
+SelectionMatch match_selection(const Layer& layer, const RecordedLayer& recorded, std::int64_t chunk) {
   const std::int64_t length = recorded.hidden_states.dim(0);
   const auto recorded_index = recorded.topk_indices.view_as<std::int32_t>();
   const IndexerGeometry& indexer = *layer.config().indexer;
@@ -193,7 +193,7 @@ SelectionMatch match_selection(const Layer& layer, const io::RecordedLayer& reco
 
 TEST_P(LayerRecording, TheIndexerSelectsWhatWasRecorded) {
   const Recording recording(GetParam());
-  for (const io::RecordedLayer& recorded : recording.layers) {
+  for (const RecordedLayer& recorded : recording.layers) {
     if (recorded.topk_indices.empty()) {
       continue;
     }
@@ -209,7 +209,7 @@ TEST_P(LayerRecording, TheIndexerSelectsWhatWasRecorded) {
 // The bounds must catch mistakes: each of these runs a recording under a configuration with one thing wrong.
 
 RelativeError error_under(const Recording& recording, const ModelConfig& wrong) {
-  const io::RecordedLayer& recorded = recording.layers.front();
+  const RecordedLayer& recorded = recording.layers.front();
   const Layer layer = recording.layer(recorded.layer, DType::float32, wrong);
   const Tensor out = run_prompt(layer, CacheFormat::float32, recorded.hidden_states.view(), recorded.output.dim(0),
                                 recording.selection(recorded.layer), std::nullopt);
@@ -246,7 +246,7 @@ TEST_P(RopedLayerRecording, WrongIndexerRopePairingFails) {
   const Recording recording(GetParam());
   ModelConfig wrong = recording.config;
   wrong.indexer->rope_interleave = !wrong.indexer->rope_interleave;
-  const io::RecordedLayer& recorded = recording.layers.front();
+  const RecordedLayer& recorded = recording.layers.front();
   const SelectionMatch match =
       match_selection(recording.layer(recorded.layer, DType::float32, wrong), recorded, recorded.output.dim(0));
   EXPECT_LT(match.matched, match.recorded);

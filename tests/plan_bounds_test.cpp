@@ -189,6 +189,55 @@ TEST(Bounds, AboveTheExactLengthsGiveTheExactAnswer) {
   EXPECT_GT(forced_runs[0], 20) << "dense_mha is meant to run on many of the cases";
 }
 
+TEST(WorkspaceBound, HoldsForEveryBatchWithinTheLimits) {
+  const std::uint64_t seed = test::fresh_seed();
+  SCOPED_TRACE("HEADRACE_TEST_SEED=" + std::to_string(seed));
+  test::Random random(seed);
+  for (int i = 0; i < 400 && !testing::Test::HasFailure(); ++i) {
+    const CaseSpec spec = random_spec(random);
+    Attention attention = AttentionCase(spec).attention();
+    attention.geometry.num_heads = 1 + random.below(80);
+    Limits limits;
+    limits.device.threads = 1 + static_cast<int>(random.below(3));
+    limits.max_tokens = 1 + random.below(300);
+    limits.max_seq_len = 1 + random.below(3000);
+    if (random.chance(0.5)) {
+      limits.workspace_bytes = (std::int64_t{1} << 20) * (4 + random.below(60));
+    }
+    const std::int64_t bound = workspace_bound(attention, limits);
+    std::vector<std::int32_t> query_len;
+    std::vector<std::int32_t> seq_len;
+    for (std::int64_t left = limits.max_tokens; left > 0 && query_len.size() < 6;) {
+      const std::int64_t tokens = 1 + random.below(std::min(left, limits.max_seq_len));
+      query_len.push_back(static_cast<std::int32_t>(tokens));
+      seq_len.push_back(static_cast<std::int32_t>(tokens + random.below(limits.max_seq_len - tokens + 1)));
+      left -= tokens;
+    }
+    for (const std::optional<Path> force :
+         {std::optional<Path>(), std::optional(Path::masked_mha), std::optional(Path::topk_mqa)}) {
+      const Plan made = plan(attention, {query_len, seq_len, random.chance(0.5)}, limits, forced(force));
+      EXPECT_LE(made.workspace_bytes(), bound) << (force ? name_of(*force) : "routed") << "\n" << spec;
+    }
+  }
+}
+
+TEST(WorkspaceBound, NeedsLimitsAndPlansKeepThem) {
+  const Attention attention = AttentionCase(CaseSpec{}).attention();
+  EXPECT_THROW((void)workspace_bound(attention, {}), Error);
+  Limits limits;
+  limits.max_tokens = 4;
+  limits.max_seq_len = 10;
+  limits.workspace_bytes = 64;
+  EXPECT_THROW((void)workspace_bound(attention, limits), Error);
+  limits.workspace_bytes = Limits{}.workspace_bytes;
+  const std::int32_t fits[] = {4, 10};
+  const std::int32_t too_many[] = {5, 10};
+  const std::int32_t too_long[] = {4, 11};
+  EXPECT_NO_THROW((void)plan(attention, {{fits, 1}, {fits + 1, 1}}, limits));
+  EXPECT_THROW((void)plan(attention, {{too_many, 1}, {too_many + 1, 1}}, limits), Error);
+  EXPECT_THROW((void)plan(attention, {{too_long, 1}, {too_long + 1, 1}}, limits), Error);
+}
+
 TEST(Bounds, MustNotBeBelowTheExactLengths) {
   CaseSpec spec;
   spec.rule = SelectionRule::none();

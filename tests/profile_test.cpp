@@ -8,23 +8,20 @@
 #include <string>
 
 #include "headrace/error.h"
+#include "support/files.h"
 
 namespace headrace {
 namespace {
 
 class ProfileFile : public testing::Test {
  protected:
-  ProfileFile() : folder_(std::filesystem::path(testing::TempDir()) / "headrace_profile_test") {
-    std::filesystem::remove_all(folder_);
-  }
-  ~ProfileFile() override { std::filesystem::remove_all(folder_); }
-  [[nodiscard]] std::filesystem::path file() const { return folder_ / "deep" / "profile.json"; }
+  [[nodiscard]] std::filesystem::path file() const { return folder_.path() / "deep" / "profile.json"; }
   void write(const std::string& text) const {
     std::filesystem::create_directories(file().parent_path());
     std::ofstream(file()) << text;
   }
 
-  std::filesystem::path folder_;
+  test::TemporaryFolder folder_;
 };
 
 TEST_F(ProfileFile, ReadsBackWhatItWrote) {
@@ -56,8 +53,7 @@ TEST_F(ProfileFile, RefusesWhatIsNoProfile) {
 }
 
 TEST_F(ProfileFile, CannotBeWrittenWhereAFileIsInTheWay) {
-  std::filesystem::create_directories(folder_);
-  std::ofstream(folder_ / "deep") << "a file";
+  std::ofstream(folder_.path() / "deep") << "a file";
   EXPECT_THROW(save_profile(Profile::nominal_cpu(DType::bfloat16), file()), Error);
 }
 

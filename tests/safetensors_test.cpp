@@ -11,7 +11,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/float_rows.h"
 #include "io/json.h"
-#include "io/recording.h"
+#include "headrace/recording.h"
 #include "support/errors.h"
 #include "support/files.h"
 

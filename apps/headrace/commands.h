@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "headrace/error.h"
 #include "options.h"
 
 namespace headrace::app {
@@ -13,12 +12,6 @@ enum ExitStatus : int {
   kAllWell = 0,
   kCheckFailed = 1,  ///< or a forced path cannot run
   kMisuse = 2,       ///< or bad input
-};
-
-/// A forced path that cannot serve the step: exit status 1, where every other Error is 2.
-class ForcedPathError : public Error {
- public:
-  using Error::Error;
 };
 
 /// "0.1.0 (commit 0123456789ab)"

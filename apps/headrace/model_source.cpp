@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <system_error>
 
-#include "commands.h"
+#include "numbers.h"
+#include "output.h"
+#include "stated_error.h"
 
 namespace headrace::app {
 namespace {
@@ -16,8 +18,46 @@ bool is_there(const std::filesystem::path& path) {
   return std::filesystem::exists(path, ignored);
 }
 
+/// Whether weights are meant. A link that leads nowhere and a shard without its index count: loading them says what is
+/// wrong, where random weights would hide it.
 bool has_weights(const std::filesystem::path& folder) {
-  return is_there(folder / "model.safetensors") || is_there(folder / "model.safetensors.index.json");
+  std::error_code problem;
+  for (std::filesystem::directory_iterator entry(folder, problem), end; !problem && entry != end;
+       entry.increment(problem)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with("model") && name.find(".safetensors") != std::string::npos) {
+      return true;
+    }
+  }
+  if (problem && problem != std::errc::not_a_directory) {
+    throw Error("--model", "a folder that can be listed",
+                fmt::format("\"{}\": {}", folder.string(), problem.message()));
+  }
+  return false;
+}
+
+/// The error that tells which request the forced path cannot serve, by its lengths as SPEC writes them.
+ForcedPathError forced_path_error(const Attention& attention, const Batch& batch, const Limits& limits,
+                                  const Hints& hints, const Error& error) {
+  const auto fails = [&](std::size_t b) {
+    const Batch alone{batch.query_len.subspan(b, 1), batch.seq_len_bound.subspan(b, 1), batch.exact};
+    try {
+      (void)plan(attention, alone, limits, hints);
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  };
+  std::size_t b = 0;
+  while (b + 1 < batch.query_len.size() && !fails(b)) {
+    ++b;
+  }
+  const std::string path(name_of(*hints.force));
+  const std::string reasons =
+      error.actual().starts_with(path + ": ") ? error.actual().substr(path.size() + 2) : error.actual();
+  return {"--force", error.expected(), error.actual(),
+          fmt::format("{} cannot serve request {} ({}+{}): {}", path, b, batch.query_len[b],
+                      batch.seq_len_bound[b] - batch.query_len[b], reasons)};
 }
 
 }  // namespace
@@ -39,6 +79,7 @@ ModelSource find_model(const std::string& model, std::int64_t tp) {
     throw Error("--model", "a folder with a config.json, or the name of a preset",
                 fmt::format("\"{}\", which does not exist", model));
   } else {
+    source.is_preset = true;
     source.config = named("--model", [&] { return preset(model); });
   }
   source.total_heads = source.config.geometry.num_heads;
@@ -88,7 +129,7 @@ Profile chosen_profile(const Options& options) {
         return profile;
       }
     } catch (const Error& error) {
-      fmt::print(stderr, "headrace: measuring anew: {}\n", error.what());
+      note(fmt::format("measuring anew: {}", error.what()));
     }
   }
   Profile profile = measure_profile(options.compute, options.threads);
@@ -96,7 +137,7 @@ Profile chosen_profile(const Options& options) {
     try {
       save_profile(profile, kept);
     } catch (const Error& error) {
-      fmt::print(stderr, "headrace: this machine's rates could not be kept: {}\n", error.what());
+      note(fmt::format("this machine's rates could not be kept: {}", error.what()));
     }
   }
   return profile;
@@ -113,9 +154,23 @@ Plan plan_step(const Attention& attention, const Batch& batch, const Options& op
     return plan(attention, batch, limits, hints);
   } catch (const Error& error) {
     if (error.argument() == "force") {
-      throw ForcedPathError("--force", error.expected(), error.actual());
+      throw forced_path_error(attention, batch, limits, hints, error);
+    }
+    if (error.argument() == "limits.workspace_bytes") {
+      throw Error("--workspace-limit", error.expected(), error.actual());
     }
     throw;
+  }
+}
+
+void note_long_requests(const ModelConfig& config, const std::vector<RequestSpec>& batch) {
+  const auto longest = std::max_element(
+      batch.begin(), batch.end(), [](const RequestSpec& a, const RequestSpec& b) { return a.seq_len() < b.seq_len(); });
+  if (longest != batch.end() && longest->seq_len() > config.max_position_embeddings) {
+    note(
+        fmt::format("note: request {} is longer than the {} positions that the model was made for "
+                    "(max_position_embeddings)",
+                    longest->to_string(), config.max_position_embeddings));
   }
 }
 
@@ -124,10 +179,10 @@ std::string describe(const ModelSource& model, std::int64_t layer, const Attenti
   const std::string heads = g.num_heads == model.total_heads
                                 ? fmt::format("{} heads", g.num_heads)
                                 : fmt::format("{} of {} heads", g.num_heads, model.total_heads);
-  return fmt::format("{} layer {}: {}, R {}, nope/rope/v {}/{}/{}, selection rule {}\n{}, cache {}, cpu with {} {}",
+  return fmt::format("{} layer {}: {}, R {}, nope/rope/v {}/{}/{}, selection rule {}\n{}, cache {}, cpu with {}",
                      model.name, layer, heads, g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim,
-                     attention.rule.to_string(), name_of(attention.compute), name_of(attention.format), threads,
-                     threads == 1 ? "thread" : "threads");
+                     attention.rule.to_string(), name_of(attention.compute), name_of(attention.format),
+                     counted(threads, "thread"));
 }
 
 }  // namespace headrace::app

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "headrace/attention.h"
 #include "headrace/layer.h"
@@ -15,6 +16,7 @@ namespace headrace::app {
 /// The model a command line names: a folder where that exists, else a preset.
 struct ModelSource {
   std::string name;
+  bool is_preset = false;
   ModelConfig config;                           ///< of one rank
   std::int64_t total_heads = 0;                 ///< of all ranks
   std::optional<std::filesystem::path> folder;  ///< with weights; absent: random ones
@@ -38,6 +40,9 @@ struct ModelSource {
 /// The plan of a step. @throws ForcedPathError when --force names a path that cannot serve it, with every reason
 [[nodiscard]] Plan plan_step(const Attention& attention, const Batch& batch, const Options& options,
                              const Profile& profile);
+
+/// Tells on stderr of a request with positions beyond the model's max_position_embeddings.
+void note_long_requests(const ModelConfig& config, const std::vector<RequestSpec>& batch);
 
 /// "glm-5.3-flash layer 3, 16 of 64 heads, R 512, nope/rope/v 256/0/256, rule ..., bfloat16, cache bf16, cpu x 2"
 [[nodiscard]] std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention,

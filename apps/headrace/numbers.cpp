@@ -55,6 +55,10 @@ std::string format_bytes(std::int64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kByteUnits[unit]);
 }
 
+std::string counted(std::int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string format_ms(double milliseconds) {
   const bool seconds = milliseconds >= 1000.0;
   const double value = seconds ? milliseconds / 1000.0 : milliseconds;

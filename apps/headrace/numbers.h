@@ -17,6 +17,9 @@ namespace headrace::app {
 /// "512 B", "64.0 MiB".
 [[nodiscard]] std::string format_bytes(std::int64_t bytes);
 
+/// "1 step", "2 steps".
+[[nodiscard]] std::string counted(std::int64_t count, std::string_view noun);
+
 /// Three significant digits and a unit: "12.3 ms", "4.56 s".
 [[nodiscard]] std::string format_ms(double milliseconds);
 

@@ -4,12 +4,14 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string_view>
 
 #include "headrace/error.h"
 #include "numbers.h"
+#include "stated_error.h"
 
 namespace headrace::app {
 namespace {
@@ -229,8 +231,8 @@ void add_route(CLI::App& app, Options& options) {
   add.force();
   add.layer("the first that attends and scores");
   add.selection(
-      "indexer (default: the model's rule); recorded, uniform, drift:RHO, pooled:P:RHO or local: a caller's own, of "
-      "which nothing is known");
+      "indexer (default: the model's rule); uniform, drift:RHO, pooled:P:RHO or local: a caller's own, of which "
+      "nothing is known");
   add.workspace_limit();
   add.profile();
   add.machine();
@@ -317,6 +319,34 @@ void add_validate(CLI::App& app, Options& options) {
   command->parse_complete_callback([&options] { options.command = Command::validate; });
 }
 
+constexpr const char* kCommands = "models, route, prefill, verify, validate, bench, doctor";
+
+/// The option of a command that was given more often than it may be; nullptr where none was.
+const CLI::Option* given_twice(const CLI::App& command) {
+  const std::vector<const CLI::Option*> options = command.get_options();
+  const auto found = std::find_if(options.begin(), options.end(), [](const CLI::Option* option) {
+    return option->get_items_expected_max() == 1 && option->count() > 1;
+  });
+  return found == options.end() ? nullptr : *found;
+}
+
+/// The same problem, as Headrace tells it.
+[[noreturn]] void throw_usage_error(const CLI::App& app, const CLI::ParseError& problem) {
+  const std::vector<const CLI::App*> commands = app.get_subcommands(nullptr);
+  const auto named = std::find_if(commands.begin(), commands.end(), [](const CLI::App* one) { return one->parsed(); });
+  if (named == commands.end()) {
+    throw Error("command line", fmt::format("one of {}, --version (see \"headrace --help\")", kCommands),
+                problem.what());
+  }
+  const CLI::App& command = **named;
+  const std::string help = fmt::format("see \"headrace {} --help\"", command.get_name());
+  if (const CLI::Option* const twice = given_twice(command)) {
+    throw StatedError(twice->get_name(), "once", "twice", "given twice; " + help);
+  }
+  throw StatedError("command line", "options as " + help.substr(4) + " tells them", problem.what(),
+                    fmt::format("{}; {}", problem.what(), help));
+}
+
 }  // namespace
 
 bool asks_for_json(int argc, const char* const* argv) {
@@ -350,12 +380,10 @@ Options parse_command_line(int argc, const char* const* argv) {
     options.help_text = app.help();  // of the command, where one was named
     return options;
   } catch (const CLI::ParseError& problem) {
-    throw Error("command line", "options as \"headrace --help\" tells them", problem.what());
+    throw_usage_error(app, problem);
   }
   if (options.command == Command::help && !version) {
-    throw Error("command line",
-                "one of models, route, prefill, verify, validate, bench, doctor, --version (see \"headrace --help\")",
-                "no command");
+    throw Error("command line", fmt::format("one of {}, --version (see \"headrace --help\")", kCommands), "no command");
   }
   if (version) {
     options.command = Command::version;

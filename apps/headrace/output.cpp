@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdio>
+#include <string>
 
 namespace headrace::app {
 
@@ -27,7 +29,14 @@ Json to_json(const Error& error) {
 Json new_document() { return {{"schema", 1}}; }
 
 void print_json(const Json& document) {
-  fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+  const std::string text = document.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+  (void)std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+void note(std::string_view text) noexcept {
+  (void)std::fputs("headrace: ", stderr);
+  (void)std::fwrite(text.data(), 1, text.size(), stderr);
+  (void)std::fputc('\n', stderr);
 }
 
 std::string join(const std::vector<std::string>& parts) { return fmt::format("{}", fmt::join(parts, "; ")); }

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "headrace/error.h"
@@ -22,7 +23,11 @@ using Json = nlohmann::ordered_json;
 [[nodiscard]] Json new_document();
 
 /// Writes to stdout, with a newline. Text that is not UTF-8 (a file name) is written with replacement characters.
+/// A stream that fails keeps its error for the end of main().
 void print_json(const Json& document);
+
+/// "headrace: TEXT" on stderr. Does not fail: where stderr is closed or full there is nobody left to tell.
+void note(std::string_view text) noexcept;
 
 /// "a; b; c"
 [[nodiscard]] std::string join(const std::vector<std::string>& parts);

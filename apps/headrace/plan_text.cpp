@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -14,6 +15,11 @@
 
 namespace headrace::app {
 namespace {
+
+using Lines = std::vector<std::string>;
+
+constexpr std::size_t kReasonWidth = 62;  // the table is then about 120 wide
+constexpr double kAboutAsLong = 1.05;     // a ratio below it reads 1.0
 
 /// Requests of equal lengths; the plan treats them alike.
 struct Group {
@@ -35,17 +41,20 @@ std::vector<Group> group_equal(const Plan& plan) {
   return groups;
 }
 
-/// "dense_mha", or for a request in parts "dense_mha [0, 2048) + topk_mqa [2048, 4096)".
-std::string paths_text(const RequestPlan& request) {
+/// "dense_mha", or for a request in parts a line each: "dense_mha [0, 2048)", "topk_mqa [2048, 4096)".
+Lines path_lines(const RequestPlan& request) {
   if (request.segments.size() < 2) {
-    return std::string(name_of(request.path));
+    return {std::string(name_of(request.path))};
   }
-  std::string text;
+  Lines lines;
   for (const Segment& segment : request.segments) {
-    text += fmt::format("{}{} [{}, {})", text.empty() ? "" : " + ", name_of(segment.path), segment.begin, segment.end);
+    lines.push_back(fmt::format("{} [{}, {})", name_of(segment.path), segment.begin, segment.end));
   }
-  return text;
+  return lines;
 }
+
+/// "1.9", "245"
+std::string factor(double ratio) { return fmt::format("{:.{}f}", ratio, ratio < 10.0 ? 1 : 0); }
 
 /// Why a path was not taken.
 std::string against(const Alternative& other, double taken_ms) {
@@ -53,7 +62,23 @@ std::string against(const Alternative& other, double taken_ms) {
     return "cannot run: " + join(other.unmet);
   }
   const double ratio = other.predicted_ms / taken_ms;  // not finite where the path taken costs nothing
-  return std::isfinite(ratio) ? fmt::format("{:.{}f} times as long", ratio, ratio < 10.0 ? 2 : 0) : "";
+  if (!std::isfinite(ratio) || ratio <= 0.0) {
+    return "";
+  }
+  if (ratio > 1.0 / kAboutAsLong && ratio < kAboutAsLong) {
+    return "about as long";
+  }
+  return ratio > 1.0 ? factor(ratio) + " times as long" : factor(1.0 / ratio) + " times faster";
+}
+
+/// One entry of the table: its first line has every cell, the others continue the path and the reason.
+void add_lines(Table& table, const std::string& requests, const Lines& paths, const std::string& predicted,
+               const std::string& why) {
+  const Lines reasons = wrap(why, kReasonWidth);
+  for (std::size_t i = 0; i < std::max(paths.size(), reasons.size()); ++i) {
+    table.add({i == 0 ? requests : "", i < paths.size() ? paths[i] : "", i == 0 ? predicted : "",
+               i < reasons.size() ? reasons[i] : ""});
+  }
 }
 
 Json alternatives_json(const RequestPlan& request) {
@@ -113,11 +138,11 @@ std::string plan_table(const Plan& plan) {
     const RequestPlan& request = *group.request;
     const std::string lengths = RequestSpec{request.query_len, request.context_len}.to_string();
     const std::string scoring = request.skip_scoring ? "; scoring left out" : "";
-    table.add({group.count == 1 ? lengths : fmt::format("{} x {}", group.count, lengths), paths_text(request),
-               format_ms(request.predicted_ms), request.reason + scoring});
+    add_lines(table, group.count == 1 ? lengths : fmt::format("{} x {}", group.count, lengths), path_lines(request),
+              format_ms(request.predicted_ms), request.reason + scoring);
     for (const Alternative& other : request.alternatives) {
-      table.add({"", fmt::format("  {}", name_of(other.path)),
-                 other.unmet.empty() ? format_ms(other.predicted_ms) : "-", against(other, request.predicted_ms)});
+      add_lines(table, "", {fmt::format("  {}", name_of(other.path))},
+                other.unmet.empty() ? format_ms(other.predicted_ms) : "-", against(other, request.predicted_ms));
     }
   }
   return table.to_string();

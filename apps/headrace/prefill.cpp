@@ -19,48 +19,53 @@
 namespace headrace::app {
 namespace {
 
-/// The most workspace any step's plan asks for. Finds out, too, whether every step can be planned.
-std::int64_t largest_workspace(const Attention& attention, const Options& options, const Profile& profile) {
-  std::int64_t largest = 0;
-  const std::int64_t steps = query_steps(options.batch, options.prefill_chunk);
-  for (std::int64_t s = 0; s < steps; ++s) {
+/// Plans every step, to find out whether that can be done and the most workspace a step needs.
+PrefillStart plan_all(const Attention& attention, const Options& options, const Profile& profile) {
+  PrefillStart start;
+  start.attention = attention;
+  start.steps = query_steps(options.batch, options.prefill_chunk);
+  for (std::int64_t s = 0; s < start.steps; ++s) {
     std::vector<RequestSpec> requests;
     for (const Piece& piece : query_pieces(options.batch, options.prefill_chunk, s)) {
       requests.push_back({piece.size(), piece.begin});
     }
     const BatchLengths lengths(requests);
-    largest = std::max(largest, plan_step(attention, lengths.view(), options, profile).workspace_bytes());
+    Plan plan = plan_step(attention, lengths.view(), options, profile);
+    start.workspace_bytes = std::max(start.workspace_bytes, plan.workspace_bytes());
+    if (s == 0) {
+      start.first_plan = std::move(plan);
+    }
   }
-  return largest;
+  return start;
 }
 
 class Prefill {
  public:
-  Prefill(const ModelSource& model, std::int64_t number, const Options& options, const Attention& attention,
-          Profile profile, std::int64_t workspace_bytes)
+  Prefill(const ModelSource& model, std::int64_t number, const Options& options, PrefillStart start, Profile profile)
       : options_(options),
         profile_(std::move(profile)),
         number_(number),
         layer_(model.config, number, model.weights(number, options.compute, options.seed), options.compute,
                options.threads),
         table_(options.batch, options.seed),
-        latent_cache_(table_, cache_row_bytes(attention.format, attention.geometry)),
+        latent_cache_(table_, cache_row_bytes(start.attention.format, start.attention.geometry)),
         selection_(make_step_selection(model, layer_, number, table_, options)),
-        workspace_(DType::uint8, {workspace_bytes}) {
+        workspace_(DType::uint8, {start.workspace_bytes}) {
     if (layer_.scores()) {
       index_cache_ = CacheMemory(table_, model.config.indexer->cache_row_bytes(options.compute));
     }
-    report_.attention = attention;
-    report_.workspace_bytes = workspace_bytes;
+    report_.attention = start.attention;
+    report_.steps = start.steps;
+    report_.workspace_bytes = start.workspace_bytes;
+    report_.first_plan = std::move(start.first_plan);
     if (options.check != Check::none) {
       report_.check.emplace(check_tolerance(options.compute),
-                            rows_to_check(options.batch, attention.rule, options, options.check));
+                            rows_to_check(options.batch, report_.attention.rule, options, options.check));
     }
   }
 
   PrefillReport run() {
     timed(report_.context_ms, [&] { make_context(); });
-    report_.steps = query_steps(options_.batch, options_.prefill_chunk);
     Progress progress("prefill", query_tokens(options_.batch));
     for (std::int64_t s = 0; s < report_.steps; ++s) {
       const Step step(table_, query_pieces(options_.batch, options_.prefill_chunk, s));
@@ -139,9 +144,6 @@ class Prefill {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       report_.tokens[i] += tokens[i];
     }
-    if (!report_.first_plan) {
-      report_.first_plan = plan;
-    }
     report_.last_plan = std::move(plan);
   }
 
@@ -159,19 +161,19 @@ class Prefill {
 
 }  // namespace
 
-PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Options& options) {
+PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Options& options,
+                      const std::function<void(const PrefillStart&)>& on_start) {
+  require_step_selection(model.config, options);
   const Attention attention = attention_of(model.config, layer, options);
-  if (options.selection.kind == SelectionSource::Kind::generator) {
-    (void)model_generator(model.config, options);  // refuses a model without a selection
-  }
   // What does not depend on the plan first: planning has a cost of its own.
   MemoryEstimate estimate = prefill_memory(model, layer, attention, options);
-  estimate.require("--batch");
+  estimate.require(kMemoryOptions);
   const Profile profile = chosen_profile(options);
-  const std::int64_t workspace_bytes = largest_workspace(attention, options, profile);
-  estimate.add(1, workspace_bytes);
-  estimate.require("--batch");
-  return Prefill(model, layer, options, attention, profile, workspace_bytes).run();
+  PrefillStart start = plan_all(attention, options, profile);
+  estimate.add(1, start.workspace_bytes);
+  estimate.require(kMemoryOptions);
+  on_start(start);
+  return Prefill(model, layer, options, std::move(start), profile).run();
 }
 
 }  // namespace headrace::app

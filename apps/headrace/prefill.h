@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "check.h"
@@ -31,14 +32,23 @@ struct PrefillReport {
   std::int64_t steps = 0;
   std::array<std::int64_t, 3> tokens{};  ///< query tokens on each path, in the order of kPaths
   std::int64_t workspace_bytes = 0;      ///< the most that a step used
-  std::optional<Plan> first_plan;
-  std::optional<Plan> last_plan;
+  Plan first_plan;
+  Plan last_plan;
   std::optional<OracleCheck> check;
 };
 
-/// Runs one layer over a batch.
+/// What is known before the work begins.
+struct PrefillStart {
+  Attention attention;
+  std::int64_t steps = 0;
+  std::int64_t workspace_bytes = 0;  ///< the most that a step needs
+  Plan first_plan;
+};
+
+/// Runs one layer over a batch. `on_start` is called once, when every step is known to be possible.
 /// @throws Error for what the machine's memory does not hold, before any of it is allocated
 /// @throws ForcedPathError
-[[nodiscard]] PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Options& options);
+[[nodiscard]] PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Options& options,
+                                    const std::function<void(const PrefillStart&)>& on_start);
 
 }  // namespace headrace::app

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -13,6 +15,7 @@
 #include "output.h"
 #include "plan_text.h"
 #include "prefill.h"
+#include "prefill_memory.h"
 #include "table.h"
 
 namespace headrace::app {
@@ -83,19 +86,23 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
   }
   document["workspace_bytes"] = report.workspace_bytes;
   document["peak_memory_bytes"] = peak_memory();
-  document["first_step"] = requests_json(*report.first_plan);
-  document["last_step"] = requests_json(*report.last_plan);
+  document["first_step"] = requests_json(report.first_plan);
+  document["last_step"] = requests_json(report.last_plan);
   document["check"] = report.check ? check_json(*report.check) : Json(nullptr);
   print_json(document);
 }
 
-void print_plans(const PrefillReport& report) {
-  if (report.steps == 1) {
-    fmt::print("{}\n", plan_table(*report.first_plan));
-    return;
+/// What is run and how, for whoever waits for the times.
+void print_start(const ModelSource& model, std::int64_t layer, const Options& options, const PrefillStart& start) {
+  fmt::print("{}\n", describe(model, layer, start.attention, device::thread_count(options.threads)));
+  fmt::print("weights: {}; selection: {}{}\n\n",
+             model.folder ? "checkpoint" : fmt::format("random, seed {}", options.seed),
+             selection_text(model, layer, options), options.tp > 1 ? "; the output is one rank's partial sum" : "");
+  if (start.steps > 1) {
+    fmt::print("step 1 of {}\n", start.steps);
   }
-  fmt::print("step 1 of {}\n{}\n", report.steps, plan_table(*report.first_plan));
-  fmt::print("step {} of {}\n{}\n", report.steps, report.steps, plan_table(*report.last_plan));
+  fmt::print("{}\n", plan_table(start.first_plan));
+  (void)std::fflush(stdout);  // a failure stays in the stream for the end of main()
 }
 
 void print_stages(const StageTimes& times) {
@@ -109,52 +116,78 @@ void print_stages(const StageTimes& times) {
 }
 
 void print_check(const OracleCheck& check) {
+  if (check.rows() == 0) {
+    fmt::print("check     pass: there are no new tokens, so no rows to compare\n");
+    return;
+  }
   const RowError& row = check.worst_row();
   const RowError& lse = check.worst_lse();
-  fmt::print("check     {}: {} rows against the float64 oracle\n", check.pass() ? "pass" : "FAIL", check.rows());
+  fmt::print("check     {}: {} against the float64 oracle\n", check.pass() ? "pass" : "FAIL",
+             counted(check.rows(), "row"));
   fmt::print("          worst row {:.2e} (tolerance {:.0e}) at request {}, position {}\n", row.error,
              check.tolerance().row, row.request, row.position);
   fmt::print("          worst LSE {:.2e} (tolerance {:.0e}) at request {}, position {}\n", lse.error,
              check.tolerance().lse, lse.request, lse.position);
 }
 
-void print_report(const ModelSource& model, std::int64_t layer, const Options& options, const PrefillReport& report) {
-  fmt::print("{}\n", describe(model, layer, report.attention, device::thread_count(options.threads)));
-  fmt::print("weights: {}; selection: {}{}\n\n",
-             model.folder ? "checkpoint" : fmt::format("random, seed {}", options.seed),
-             selection_text(model, layer, options), options.tp > 1 ? "; the output is one rank's partial sum" : "");
-  print_plans(report);
+bool has_context(const Options& options) {
+  return std::any_of(options.batch.begin(), options.batch.end(),
+                     [](const RequestSpec& request) { return request.context_len > 0; });
+}
+
+void print_report(const Options& options, const PrefillReport& report) {
+  if (report.steps > 1) {
+    fmt::print("step {0} of {0}\n{1}\n", report.steps, plan_table(report.last_plan));
+  }
   print_stages(report.stages);
   std::string paths;
   for (const Path path : kPaths) {
     paths +=
         fmt::format("{}{} {}", paths.empty() ? "" : ", ", name_of(path), report.tokens[static_cast<std::size_t>(path)]);
   }
-  fmt::print("tokens    {} in {} {}: {}\n", query_tokens(options.batch), report.steps,
-             report.steps == 1 ? "step" : "steps", paths);
+  fmt::print("tokens    {} in {}: {}\n", query_tokens(options.batch), counted(report.steps, "step"), paths);
   fmt::print("speed     {:.0f} tokens/s\n", tokens_per_second(report, options));
   fmt::print("memory    {} peak, {} of it workspace\n", format_bytes(peak_memory()),
              format_bytes(report.workspace_bytes));
-  fmt::print("context   {} to make the keys of earlier tokens, not counted above\n", format_ms(report.context_ms));
+  if (has_context(options)) {
+    fmt::print("context   {} to make the keys of earlier tokens, not counted above\n", format_ms(report.context_ms));
+  }
   if (report.check) {
     print_check(*report.check);
+  }
+}
+
+PrefillReport run(const ModelSource& model, std::int64_t layer, const Options& options) {
+  const auto too_large = [](const std::string& what) {
+    return Error(kMemoryOptions, "a step that fits the memory at hand", what);
+  };
+  try {
+    return prefill(model, layer, options, [&](const PrefillStart& start) {
+      note_long_requests(model.config, options.batch);
+      if (!options.json) {
+        print_start(model, layer, options, start);
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    throw too_large("an allocation that failed");
+  } catch (const Error& error) {
+    if (error.argument() == "tensor") {
+      throw too_large("no " + error.expected());
+    }
+    throw;
   }
 }
 
 }  // namespace
 
 ExitStatus run_prefill(const Options& options) {
-  if (options.selection.kind == SelectionSource::Kind::recorded) {
-    throw Error("--selection", "indexer, uniform, drift:RHO, pooled:P:RHO or local (verify takes recorded ones)",
-                "\"recorded\"");
-  }
   const ModelSource model = find_model(options.model, options.tp);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
-  const PrefillReport report = prefill(model, layer, options);
+  const PrefillReport report = run(model, layer, options);
   if (options.json) {
     print_report_json(model, layer, options, report);
   } else {
-    print_report(model, layer, options, report);
+    print_report(options, report);
   }
   return !report.check || report.check->pass() ? kAllWell : kCheckFailed;
 }

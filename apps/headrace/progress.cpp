@@ -36,7 +36,9 @@ void Progress::advance(std::int64_t amount) {
   shown_ = true;
   const double share = std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0);
   const auto filled = static_cast<std::int64_t>(share * static_cast<double>(kBarWidth));
-  fmt::print(stderr, "\r{} [{:#<{}}{: <{}}] {:3.0f} %", label_, "", filled, "", kBarWidth - filled, share * 100.0);
+  const std::string line =
+      fmt::format("\r{} [{:#<{}}{: <{}}] {:3.0f} %", label_, "", filled, "", kBarWidth - filled, share * 100.0);
+  (void)std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
 }
 

@@ -21,7 +21,7 @@ std::span<const std::int32_t> row_of(const Tensor& index, std::int64_t row) {
 /// The rows of one step: selects them, and matches them with the recorded ones.
 class SelectStep {
  public:
-  SelectStep(const Layer& layer, const io::RecordedLayer& recorded, const Step& step, const CacheView& index_cache,
+  SelectStep(const Layer& layer, const RecordedLayer& recorded, const Step& step, const CacheView& index_cache,
              const Projected& projected)
       : layer_(layer),
         recorded_(recorded),
@@ -55,7 +55,7 @@ class SelectStep {
 
  private:
   const Layer& layer_;
-  const io::RecordedLayer& recorded_;
+  const RecordedLayer& recorded_;
   const Step& step_;
   CacheView index_cache_;
   IndexQueries queries_;
@@ -63,19 +63,23 @@ class SelectStep {
 
 }  // namespace
 
-const io::RecordedLayer* find_layer(const std::vector<io::RecordedLayer>& recording, std::int64_t layer) {
+const RecordedLayer* find_layer(const std::vector<RecordedLayer>& recording, std::int64_t layer) {
   const auto found = std::find_if(recording.begin(), recording.end(),
-                                  [&](const io::RecordedLayer& recorded) { return recorded.layer == layer; });
+                                  [&](const RecordedLayer& recorded) { return recorded.layer == layer; });
   return found == recording.end() ? nullptr : &*found;
 }
 
-Tensor hidden_states(const io::RecordedLayer& recorded, const ModelConfig& config, DType compute) {
-  const View<const float> source = recorded.hidden_states.view_as<float>();
-  if (source.dim(1) != config.hidden_size) {
-    throw Error(fmt::format("recording layers.{}.hidden_states", recorded.layer),
-                fmt::format("rows of the model's hidden_size, {}", config.hidden_size),
-                fmt::format("rows of {}: a recording of another model", source.dim(1)));
+void require_width(const RecordedLayer& recorded, const ModelConfig& config) {
+  if (recorded.hidden_states.dim(1) != config.hidden_size) {
+    throw Error(fmt::format("layers.{}.hidden_states", recorded.layer),
+                fmt::format("rows of hidden_size, {}", config.hidden_size),
+                fmt::format("rows of {}", recorded.hidden_states.dim(1)));
   }
+}
+
+Tensor hidden_states(const RecordedLayer& recorded, const ModelConfig& config, DType compute) {
+  require_width(recorded, config);
+  const View<const float> source = recorded.hidden_states.view_as<float>();
   Tensor hidden(compute, {source.dim(0), source.dim(1)});
   if (compute == DType::float32) {
     std::copy_n(source.data(), source.size(), hidden.view_as<float>().data());
@@ -86,7 +90,7 @@ Tensor hidden_states(const io::RecordedLayer& recorded, const ModelConfig& confi
   return hidden;
 }
 
-OwnSelection select_and_match(const Layer& layer, const io::RecordedLayer& recorded, const Options& options) {
+OwnSelection select_and_match(const Layer& layer, const RecordedLayer& recorded, const Options& options) {
   const IndexerGeometry& indexer = *layer.config().indexer;
   const Tensor hidden = hidden_states(recorded, layer.config(), layer.compute());
   const std::vector<RequestSpec> batch{{hidden.dim(0), 0}};

@@ -6,16 +6,19 @@
 #include <vector>
 
 #include "headrace/layer.h"
-#include "io/recording.h"
+#include "headrace/recording.h"
 #include "options.h"
 
 namespace headrace::app {
 
 /// A recorded layer of that number; nothing where there is none.
-[[nodiscard]] const io::RecordedLayer* find_layer(const std::vector<io::RecordedLayer>& recording, std::int64_t layer);
+[[nodiscard]] const RecordedLayer* find_layer(const std::vector<RecordedLayer>& recording, std::int64_t layer);
 
-/// A recorded layer's hidden states in the compute dtype. @throws Error naming the layer for another model's width
-[[nodiscard]] Tensor hidden_states(const io::RecordedLayer& recorded, const ModelConfig& config, DType compute);
+/// @throws Error naming the layer for hidden states of another width than the model's
+void require_width(const RecordedLayer& recorded, const ModelConfig& config);
+
+/// A recorded layer's hidden states in the compute dtype. @throws Error as require_width() does
+[[nodiscard]] Tensor hidden_states(const RecordedLayer& recorded, const ModelConfig& config, DType compute);
 
 /// What our own indexer selects over a recorded layer's hidden states, for every row, covered or not.
 struct OwnSelection {
@@ -27,7 +30,6 @@ struct OwnSelection {
 
 /// @param layer     one that scores
 /// @param recorded  the same, with its recorded selection
-[[nodiscard]] OwnSelection select_and_match(const Layer& layer, const io::RecordedLayer& recorded,
-                                            const Options& options);
+[[nodiscard]] OwnSelection select_and_match(const Layer& layer, const RecordedLayer& recorded, const Options& options);
 
 }  // namespace headrace::app

@@ -8,16 +8,19 @@
 #include "numbers.h"
 #include "output.h"
 #include "plan_text.h"
+#include "step_selection.h"
 
 namespace headrace::app {
 
 ExitStatus run_route(const Options& options) {
   const ModelSource model = find_model(options.model, options.tp);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
+  require_step_selection(model.config, options);
   const Attention attention = attention_of(model.config, layer, options);
   const BatchLengths lengths(options.batch);
   const Profile profile = chosen_profile(options);
   const Plan plan = plan_step(attention, lengths.view(), options, profile);
+  note_long_requests(model.config, options.batch);
   if (options.json) {
     Json document = new_document();
     document["device"] = "cpu";
@@ -37,9 +40,10 @@ ExitStatus run_route(const Options& options) {
     return kAllWell;
   }
   fmt::print("{}\n\n{}\n", describe(model, layer, attention, plan.threads()), plan_table(plan));
-  fmt::print("{} requests, {} new tokens, {} workspace, {} predicted at the rates of: {}\n", options.batch.size(),
-             query_tokens(options.batch), format_bytes(plan.workspace_bytes()), format_ms(predicted_ms(plan)),
-             profile.name);
+  fmt::print("{}, {}, {} workspace, {} predicted\nrates: {}\n",
+             counted(static_cast<std::int64_t>(options.batch.size()), "request"),
+             counted(query_tokens(options.batch), "new token"), format_bytes(plan.workspace_bytes()),
+             format_ms(predicted_ms(plan)), profile.name);
   return kAllWell;
 }
 

@@ -154,6 +154,16 @@ class Generated final : public StepSelection {
 
 }  // namespace
 
+void require_step_selection(const ModelConfig& config, const Options& options) {
+  if (options.selection.kind == SelectionSource::Kind::recorded) {
+    throw Error("--selection", "indexer, uniform, drift:RHO, pooled:P:RHO or local (verify takes recorded ones)",
+                "\"recorded\"");
+  }
+  if (options.selection.kind == SelectionSource::Kind::generator) {
+    (void)model_generator(config, options);
+  }
+}
+
 selection::Generator model_generator(const ModelConfig& config, const Options& options) {
   if (!config.indexer) {
     throw Error("--selection", "indexer, for the model's layers attend to every key",

@@ -30,6 +30,9 @@ class StepSelection {
                                                                  std::int64_t number, const PageTable& table,
                                                                  const Options& options);
 
+/// @throws Error for a --selection that prefill cannot run: a recorded one, or one of a model without a selection
+void require_step_selection(const ModelConfig& config, const Options& options);
+
 /// The generator with the model's topk. @throws Error for a model without a selection
 [[nodiscard]] selection::Generator model_generator(const ModelConfig& config, const Options& options);
 

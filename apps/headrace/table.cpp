@@ -16,6 +16,23 @@ void Table::add(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
+std::vector<std::string> wrap(std::string_view text, std::size_t width) {
+  std::vector<std::string> lines;
+  while (text.size() > width) {
+    std::size_t cut = text.rfind(' ', width);
+    if (cut == std::string_view::npos) {
+      cut = text.find(' ');
+    }
+    if (cut == std::string_view::npos) {
+      break;
+    }
+    lines.emplace_back(text.substr(0, cut));
+    text.remove_prefix(cut + 1);
+  }
+  lines.emplace_back(text);
+  return lines;
+}
+
 std::string Table::to_string() const {
   std::vector<std::size_t> widths;
   widths.reserve(columns_.size());

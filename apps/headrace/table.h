@@ -27,4 +27,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// Cuts a text at blanks into lines of at most `width` characters; a longer word has a line of its own.
+[[nodiscard]] std::vector<std::string> wrap(std::string_view text, std::size_t width);
+
 }  // namespace headrace::app

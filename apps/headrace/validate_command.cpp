@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "commands.h"
+#include "headrace/recording.h"
 #include "headrace/validate.h"
-#include "io/recording.h"
 #include "output.h"
 #include "table.h"
 
@@ -40,7 +40,7 @@ std::int64_t non_finite_rows(const Tensor& tensor) {
   return rows;
 }
 
-LayerFindings examine(const io::RecordedLayer& recorded) {
+LayerFindings examine(const RecordedLayer& recorded) {
   LayerFindings findings;
   findings.layer = recorded.layer;
   findings.tokens = recorded.hidden_states.dim(0);
@@ -110,7 +110,7 @@ void print_table(const std::vector<LayerFindings>& layers) {
 ExitStatus run_validate(const Options& options) {
   std::vector<LayerFindings> layers;
   bool clean = true;
-  for (const io::RecordedLayer& recorded : io::load_recording(options.recording)) {
+  for (const RecordedLayer& recorded : load_recording(options.recording)) {
     layers.push_back(examine(recorded));
     clean = clean && layers.back().clean();
   }

@@ -12,9 +12,10 @@
 #include "check.h"
 #include "headrace/attention.h"
 #include "headrace/error.h"
-#include "io/recording.h"
+#include "headrace/recording.h"
 #include "progress.h"
 #include "recorded_selection.h"
+#include "stated_error.h"
 #include "step.h"
 
 namespace headrace::app {
@@ -83,7 +84,7 @@ struct PromptSelection {
 /// One recorded layer, ready to be run down any path.
 class LayerRun {
  public:
-  LayerRun(const Layer& layer, const io::RecordedLayer& recorded, PromptSelection selection, const Options& options)
+  LayerRun(const Layer& layer, const RecordedLayer& recorded, PromptSelection selection, const Options& options)
       : layer_(layer),
         recorded_(recorded),
         selection_(selection),
@@ -120,6 +121,7 @@ class LayerRun {
       progress.advance(1);
     }
     return {path,
+            rows,
             errors.rows(),
             errors.relative(),
             errors.max_row(),
@@ -128,10 +130,23 @@ class LayerRun {
   }
 
  private:
+  /// A path that the user did not force cannot run for lack of workspace only: its other requirements are met.
+  [[nodiscard]] Plan plan_path(const Batch& batch, const Options& options) const {
+    try {
+      return plan_step(attention_, batch, options, Profile::nominal_cpu(options.compute));
+    } catch (const ForcedPathError& error) {
+      if (options_.force) {
+        throw;
+      }
+      throw Error("--workspace-limit", fmt::format("enough for every path; {}", name_of(*options.force)),
+                  error.actual());
+    }
+  }
+
   void run_step(const Step& step, const LayerCaches& caches, const Options& options, OracleCheck& check,
                 OutputErrors& errors) const {
     const Piece& piece = step.pieces().front();
-    const Plan plan = plan_step(attention_, step.batch(), options, Profile::nominal_cpu(options.compute));
+    const Plan plan = plan_path(step.batch(), options);
     const Projected projected =
         layer_.project(hidden_.view().slice(piece.begin, piece.end), step.positions(), /*scoring=*/false);
     layer_.append(projected, caches, attention_.format, step.requests(), step.slots());
@@ -154,7 +169,7 @@ class LayerRun {
   }
 
   const Layer& layer_;
-  const io::RecordedLayer& recorded_;
+  const RecordedLayer& recorded_;
   PromptSelection selection_;
   const Options& options_;
   Attention attention_;
@@ -165,11 +180,11 @@ class LayerRun {
 class Recording {
  public:
   Recording(const ModelSource& model, const std::filesystem::path& file, const Options& options)
-      : model_(model), options_(options), layers_(io::load_recording(file)) {}
+      : model_(model), file_(file), options_(options), layers_(load_recording(file)) {}
 
   [[nodiscard]] std::vector<LayerResult> verify() {
     std::vector<LayerResult> results;
-    for (const io::RecordedLayer& recorded : layers_) {
+    for (const RecordedLayer& recorded : layers_) {
       if (!options_.layer || *options_.layer == recorded.layer) {
         results.push_back(verify(recorded));
       }
@@ -181,8 +196,8 @@ class Recording {
   }
 
  private:
-  [[nodiscard]] LayerResult verify(const io::RecordedLayer& recorded) {
-    (void)chosen_layer(model_.config, recorded.layer);  // refuses a layer that the model does not have
+  [[nodiscard]] LayerResult verify(const RecordedLayer& recorded) {
+    require_fit(recorded);
     const Layer layer = load(recorded.layer);
     LayerResult result;
     result.layer = recorded.layer;
@@ -201,6 +216,22 @@ class Recording {
     return result;
   }
 
+  /// @throws Error that names the recording and the model
+  void require_fit(const RecordedLayer& recorded) const {
+    try {
+      (void)chosen_layer(model_.config, recorded.layer);
+      require_width(recorded, model_.config);
+      if (model_.config.selection_rule(recorded.layer).kind() != SelectionRule::Kind::none) {
+        (void)source_of(recorded);
+      }
+    } catch (const Error& error) {
+      const std::string what =
+          error.argument() == "--layer" ? fmt::format("layer {}", recorded.layer) : error.argument();
+      throw Error(fmt::format("{}: {}", file_.string(), what),
+                  fmt::format("{}, to fit the model {}", error.expected(), model_.name), error.actual());
+    }
+  }
+
   [[nodiscard]] static std::optional<PathResult> covered_prefix(const LayerRun& run, Path path) {
     const std::int64_t rows = run.covered_rows();
     if (rows == 0 || !run.unmet(path, rows).empty()) {
@@ -215,12 +246,11 @@ class Recording {
   }
 
   /// The selection that a layer uses, and into `result` how ours compares with what was recorded.
-  [[nodiscard]] PromptSelection selection_of(const Layer& layer, const io::RecordedLayer& recorded,
-                                             LayerResult& result) {
+  [[nodiscard]] PromptSelection selection_of(const Layer& layer, const RecordedLayer& recorded, LayerResult& result) {
     if (model_.config.selection_rule(recorded.layer).kind() == SelectionRule::Kind::none) {
       return {};
     }
-    const io::RecordedLayer& source = source_of(recorded);
+    const RecordedLayer& source = source_of(recorded);
     if (options_.selection.kind == SelectionSource::Kind::recorded) {
       return {{source.topk_indices.view_as<std::int32_t>(), {}}, nullptr};
     }
@@ -240,14 +270,14 @@ class Recording {
   }
 
   /// The recorded layer that scores for `recorded`, with a selection for each of its rows.
-  [[nodiscard]] const io::RecordedLayer& source_of(const io::RecordedLayer& recorded) const {
+  [[nodiscard]] const RecordedLayer& source_of(const RecordedLayer& recorded) const {
     const std::int64_t number = model_.config.selection_source(recorded.layer);
-    const io::RecordedLayer* const source = find_layer(layers_, number);
+    const RecordedLayer* const source = find_layer(layers_, number);
     if (source == nullptr) {
-      throw Error("recording", fmt::format("layer {}, whose selection layer {} uses", number, recorded.layer),
+      throw Error(fmt::format("layers.{}", number), fmt::format("the selection that layer {} uses", recorded.layer),
                   "a recording without it");
     }
-    const std::string name = fmt::format("recording layers.{}.topk_indices", number);
+    const std::string name = fmt::format("layers.{}.topk_indices", number);
     if (source->topk_indices.empty()) {
       throw Error(name, "the selection of a layer that scores", "a recording without it");
     }
@@ -260,8 +290,9 @@ class Recording {
   }
 
   const ModelSource& model_;
+  const std::filesystem::path& file_;
   const Options& options_;
-  std::vector<io::RecordedLayer> layers_;
+  std::vector<RecordedLayer> layers_;
   std::map<std::int64_t, OwnSelection> own_;
 };
 
@@ -280,9 +311,13 @@ VerifyTolerance verify_tolerance(DType compute, CacheFormat format) {
   return {1e-2, 2e-2, lse};
 }
 
-bool LayerResult::pass() const noexcept {
+bool LayerResult::pass() const noexcept { return !paths.empty() && all_that_ran_pass(); }
+
+bool LayerResult::cannot_run() const noexcept { return paths.empty() && all_that_ran_pass(); }
+
+bool LayerResult::all_that_ran_pass() const noexcept {
   const auto passes = [](const PathResult& result) { return result.pass(); };
-  return selection_pass && !paths.empty() && std::all_of(paths.begin(), paths.end(), passes) &&
+  return selection_pass && std::all_of(paths.begin(), paths.end(), passes) &&
          std::all_of(skipped.begin(), skipped.end(),
                      [&](const SkippedPath& path) { return !path.covered_prefix || passes(*path.covered_prefix); });
 }

@@ -29,6 +29,7 @@ struct VerifyTolerance {
 /// One path's outputs beside the recorded ones.
 struct PathResult {
   Path path = Path::topk_mqa;
+  std::int64_t rows_run = 0;
   std::int64_t rows = 0;       ///< compared: all that were run but those whose own selection differs from the recorded
   double rel_error = 0.0;      ///< ||difference|| / ||recorded||, over the whole output
   double max_row_error = 0.0;  ///< the same of the worst single token
@@ -57,10 +58,15 @@ struct LayerResult {
   std::vector<SkippedPath> skipped;
 
   [[nodiscard]] bool pass() const noexcept;
+  /// No path was run on the whole prompt, because the forced one cannot serve it; what was run passes.
+  [[nodiscard]] bool cannot_run() const noexcept;
+
+ private:
+  [[nodiscard]] bool all_that_ran_pass() const noexcept;
 };
 
 /// Runs every recorded layer (or the one of --layer) down every path (or the forced one).
-/// @throws Error for a recording that does not belong to the model
+/// @throws Error naming both for a recording that does not fit the model
 [[nodiscard]] std::vector<LayerResult> verify(const ModelSource& model, const std::filesystem::path& recording,
                                               const Options& options);
 

@@ -58,6 +58,8 @@ struct Device {
 struct Limits {
   std::int64_t workspace_bytes = std::numeric_limits<std::int64_t>::max();
   Device device;
+  std::int64_t max_tokens = 0;   ///< query tokens of any batch; 0: not stated
+  std::int64_t max_seq_len = 0;  ///< keys of any request; 0: not stated
 };
 
 struct Hints {
@@ -129,6 +131,11 @@ class Plan {
 ///         the minimum (which the error states)
 [[nodiscard]] Plan plan(const Attention& attention, const Batch& batch, const Limits& limits = {},
                         const Hints& hints = {});
+
+/// Bytes of workspace that are enough for the plan of every batch within limits.max_tokens and limits.max_seq_len,
+/// which must be stated: what an engine reserves once. No path needs more than it.
+/// @throws Error when a limit is not stated, or limits.workspace_bytes is below what some path needs at least
+[[nodiscard]] std::int64_t workspace_bound(const Attention& attention, const Limits& limits);
 
 /// The reasons why a path cannot serve rows at positions [begin, end) of a request; empty when it can.
 /// `exact` as in Batch.

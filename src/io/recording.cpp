@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "io/recording.h"
+#include "headrace/recording.h"
 
 #include <charconv>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "headrace/error.h"
 #include "io/safetensors.h"
 
-namespace headrace::io {
+namespace headrace {
 namespace {
 
 constexpr std::string_view kPrefix = "layers.";
@@ -33,18 +33,18 @@ std::optional<std::int64_t> layer_of(std::string_view name) {
 }
 
 // A matrix with at least one row and one column.
-Tensor load_matrix(const Safetensors& file, const std::string& name, DType dtype) {
-  const StoredTensor stored = file.tensor(name);
+Tensor load_matrix(const io::Safetensors& file, const std::string& name, DType dtype) {
+  const io::StoredTensor stored = file.tensor(name);
   expect_dtype(name, dtype, stored.dtype);
   if (stored.shape.size() != 2 || stored.bytes.empty()) {
-    throw Error(name, "a matrix that is not empty", "shape " + shape_to_string(stored.shape));
+    throw Error(name, "a matrix that is not empty", "shape " + io::shape_to_string(stored.shape));
   }
   Tensor result(dtype, {stored.shape[0], stored.shape[1]});
   std::memcpy(result.data(), stored.bytes.data(), stored.bytes.size());
   return result;
 }
 
-RecordedLayer load_layer(const Safetensors& file, std::int64_t layer) {
+RecordedLayer load_layer(const io::Safetensors& file, std::int64_t layer) {
   RecordedLayer result;
   result.layer = layer;
   result.hidden_states = load_matrix(file, tensor_name(layer, "hidden_states"), DType::float32);
@@ -62,7 +62,7 @@ RecordedLayer load_layer(const Safetensors& file, std::int64_t layer) {
 }  // namespace
 
 std::vector<RecordedLayer> load_recording(const std::filesystem::path& path) {
-  const Safetensors file(path);
+  const io::Safetensors file(path);
   std::set<std::int64_t> layers;
   for (const std::string& name : file.names()) {
     if (const std::optional<std::int64_t> layer = layer_of(name)) {
@@ -80,4 +80,4 @@ std::vector<RecordedLayer> load_recording(const std::filesystem::path& path) {
   return result;
 }
 
-}  // namespace headrace::io
+}  // namespace headrace

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "device/parallel.h"
 #include "headrace/error.h"
@@ -52,6 +53,11 @@ std::string why(const Options& options) {
   return able == 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
 }
 
+/// What a path may take: the limit, or the default where none is set.
+std::int64_t budget_of(const Limits& limits) noexcept {
+  return limits.workspace_bytes == Limits{}.workspace_bytes ? kDefaultWorkspace : limits.workspace_bytes;
+}
+
 }  // namespace
 
 Router::Router(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints)
@@ -64,14 +70,23 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
   attention.validate();
   validate_lengths(batch);
   profile_.validate();
+  for (std::size_t b = 0; b < batch.seq_len_bound.size() && limits.max_seq_len > 0; ++b) {
+    if (batch.seq_len_bound[b] > limits.max_seq_len) {
+      throw Error(fmt::format("batch.seq_len_bound[{}]", b), fmt::format("at most the limit {}", limits.max_seq_len),
+                  std::to_string(batch.seq_len_bound[b]));
+    }
+  }
+  const std::int64_t tokens = std::accumulate(batch.query_len.begin(), batch.query_len.end(), std::int64_t{0});
+  if (limits.max_tokens > 0 && tokens > limits.max_tokens) {
+    throw Error("batch.query_len", fmt::format("at most the limit of {} tokens", limits.max_tokens),
+                std::to_string(tokens));
+  }
   if (limits.workspace_bytes < 0) {
     throw Error("limits.workspace_bytes", "at least 0", std::to_string(limits.workspace_bytes));
   }
 }
 
-std::int64_t Router::budget() const noexcept {
-  return limits_.workspace_bytes == Limits{}.workspace_bytes ? kDefaultWorkspace : limits_.workspace_bytes;
-}
+std::int64_t Router::budget() const noexcept { return budget_of(limits_); }
 
 std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
   const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
@@ -254,6 +269,34 @@ Plan Router::make_plan() const {
 
 Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints) {
   return Router(attention, batch, limits, hints).make_plan();
+}
+
+std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
+  attention.validate();
+  if (limits.max_tokens < 1 || limits.max_seq_len < 1) {
+    throw Error("limits", "max_tokens and max_seq_len of at least 1",
+                fmt::format("{} and {}", limits.max_tokens, limits.max_seq_len));
+  }
+  const attention::Extents extents{.rows = limits.max_tokens,
+                                   .request_rows = std::min(limits.max_tokens, limits.max_seq_len),
+                                   .keys = limits.max_seq_len,
+                                   .threads = device::thread_count(limits.device.threads)};
+  std::int64_t bound = 0;
+  for (const Path path : kPaths) {
+    const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
+    const auto bytes = [&](std::int64_t budget) {
+      return algorithm.workspace_bytes(attention, extents, algorithm.choose_blocking(attention, extents, budget));
+    };
+    const std::int64_t least = bytes(0);
+    if (least > limits.workspace_bytes) {
+      throw Error("limits.workspace_bytes", fmt::format("at least {} bytes for {}", least, name_of(path)),
+                  std::to_string(limits.workspace_bytes));
+    }
+    // A plan stays within its budget or takes the least; smaller batches never take more than everything at once.
+    const std::int64_t everything = bytes(std::numeric_limits<std::int64_t>::max());
+    bound = std::max(bound, std::min(everything, std::max(budget_of(limits), least)));
+  }
+  return bound;
 }
 
 std::vector<std::string> unmet_requirements(Path path, const Attention& attention, std::int64_t begin, std::int64_t end,

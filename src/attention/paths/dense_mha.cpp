@@ -1,13 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/paths/dense_mha.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "attention/paths/mha_steps.h"
+#include "attention/paths/path.h"
 
 namespace headrace::attention {
+namespace {
+
+class DenseMha final : public PathAlgorithm {
+ public:
+  [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                std::int64_t query_slice) const override;
+  [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
+                                             const Blocking& blocking) const override;
+  [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+  void run(const Call& call, std::span<const Rows> rows, Arena arena) const override;
+
+ private:
+  [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                       bool exact) const override;
+};
+
+}  // namespace
 
 Support DenseMha::support() const {
   static constexpr DType kCompute[] = {DType::float32, DType::bfloat16};
@@ -53,6 +71,11 @@ Blocking DenseMha::choose_blocking(const Attention& attention, const Extents& ex
 
 void DenseMha::run(const Call& call, std::span<const Rows> rows, Arena arena) const {
   run_mha(call, rows, MaskUse::causal, arena);
+}
+
+const PathAlgorithm& dense_mha() {
+  static const DenseMha algorithm;
+  return algorithm;
 }
 
 }  // namespace headrace::attention

@@ -1,10 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/paths/masked_mha.h"
-
 #include "attention/mha/bit_mask.h"
 #include "attention/paths/mha_steps.h"
+#include "attention/paths/path.h"
 
 namespace headrace::attention {
+namespace {
+
+class MaskedMha final : public PathAlgorithm {
+ public:
+  [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                std::int64_t query_slice) const override;
+  [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
+                                             const Blocking& blocking) const override;
+  [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+  void run(const Call& call, std::span<const Rows> rows, Arena arena) const override;
+
+ private:
+  [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                       bool exact) const override;
+};
+
+}  // namespace
 
 Support MaskedMha::support() const {
   static constexpr DType kCompute[] = {DType::float32, DType::bfloat16};
@@ -37,6 +55,11 @@ Blocking MaskedMha::choose_blocking(const Attention& attention, const Extents& e
 
 void MaskedMha::run(const Call& call, std::span<const Rows> rows, Arena arena) const {
   run_mha(call, rows, MaskUse::selection, arena);
+}
+
+const PathAlgorithm& masked_mha() {
+  static const MaskedMha algorithm;
+  return algorithm;
 }
 
 }  // namespace headrace::attention

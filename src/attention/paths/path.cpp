@@ -6,10 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/paths/dense_mha.h"
-#include "attention/paths/masked_mha.h"
-#include "attention/paths/topk_mqa.h"
-
 namespace headrace::attention {
 
 double kv_b_proj_bytes(const Attention& attention) noexcept {
@@ -35,18 +31,15 @@ std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& atte
 }
 
 const PathAlgorithm& algorithm_of(Path path) {
-  static const DenseMha dense_mha;
-  static const MaskedMha masked_mha;
-  static const TopkMqa topk_mqa;
   switch (path) {
     case Path::dense_mha:
-      return dense_mha;
+      return dense_mha();
     case Path::masked_mha:
-      return masked_mha;
+      return masked_mha();
     case Path::topk_mqa:
       break;
   }
-  return topk_mqa;
+  return topk_mqa();
 }
 
 }  // namespace headrace::attention

@@ -91,6 +91,14 @@ class PathAlgorithm {
                                                                std::int64_t end, bool exact) const = 0;
 };
 
+/// Plain causal attention over up-projected keys. Needs proof that the selection covers every row; never reads it.
+[[nodiscard]] const PathAlgorithm& dense_mha();
+/// Attention over up-projected keys under a bit mask made from the selection. Serves every row.
+[[nodiscard]] const PathAlgorithm& masked_mha();
+/// Absorbs the up-projection into the query, attends to the selected latents, and projects the result. Serves every
+/// row.
+[[nodiscard]] const PathAlgorithm& topk_mqa();
+
 /// The algorithm behind a path on the CPU.
 [[nodiscard]] const PathAlgorithm& algorithm_of(Path path);
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/paths/topk_mqa.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "attention/mha/bit_mask.h"
 #include "attention/mqa/cpu.h"
+#include "attention/paths/path.h"
 #include "attention/project.h"
 #include "cache/requests.h"
 #include "cache/row_codec.h"
@@ -206,6 +205,22 @@ std::int64_t bytes_with(const Attention& attention, const Extents& extents, std:
   return arena.used();
 }
 
+class TopkMqa final : public PathAlgorithm {
+ public:
+  [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                std::int64_t query_slice) const override;
+  [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
+                                             const Blocking& blocking) const override;
+  [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+  void run(const Call& call, std::span<const Rows> rows, Arena arena) const override;
+
+ private:
+  [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                       bool exact) const override;
+};
+
 }  // namespace
 
 Support TopkMqa::support() const {
@@ -278,6 +293,11 @@ void TopkMqa::run(const Call& call, std::span<const Rows> rows, Arena arena) con
   } else {
     run_with<FloatTiles>(call, rows, arena);
   }
+}
+
+const PathAlgorithm& topk_mqa() {
+  static const TopkMqa algorithm;
+  return algorithm;
 }
 
 }  // namespace headrace::attention

@@ -7,7 +7,7 @@
 
 #include "headrace/tensor.h"
 
-namespace headrace::io {
+namespace headrace {
 
 /// What another implementation computed for one layer.
 struct RecordedLayer {
@@ -21,4 +21,4 @@ struct RecordedLayer {
 /// @throws Error for a damaged file, a layer without its tensors, or shapes that do not agree
 [[nodiscard]] std::vector<RecordedLayer> load_recording(const std::filesystem::path& path);
 
-}  // namespace headrace::io
+}  // namespace headrace
