@@ -288,8 +288,8 @@ TEST(Cli, RequestsBeyondTheModelsPositionsAreNoted) {
 }
 
 TEST(Cli, RatesComeFromTheProfileNamed) {
-  const std::string route = "route --model glm-5 --batch 4k --json --profile ";
-  const Json nominal = run(route + "nominal").json();
+  const std::string route = "route --model glm-5 --batch 4k --profile ";
+  const Json nominal = run(route + "nominal --json").json();
   EXPECT_EQ(nominal.at("profile"), "nominal");
   const TemporaryFolder folder;
   const fs::path file = folder.path() / "profile.json";
@@ -297,7 +297,7 @@ TEST(Cli, RatesComeFromTheProfileNamed) {
                   {"product_gflops", 1.0}, {"mha_gflops", 1.0},      {"mqa_gflops", 1.0},     {"gather_mkeys", 1.0},
                   {"mask_gkeys", 1.0},     {"bandwidth_gbytes", 1.0}};
   write_file(file, profile.dump());
-  const Json slow = run(route + file.string()).json();
+  const Json slow = run(route + file.string() + " --json").json();
   EXPECT_EQ(slow.at("profile"), "slow");
   EXPECT_GT(slow.at("predicted_ms"), nominal.at("predicted_ms"));
   profile["mha_gflops"] = 0.0;
@@ -355,7 +355,7 @@ TEST(Cli, UsageErrorsSayWhereToLook) {
   says("route --model glm-5 --batch 1 --bogus", "headrace route --help");
   says("route --model glm-5", "headrace route --help");
   says("prefill --model glm-5 --batch 1 extra", "headrace prefill --help");
-  says("bogus", "models, route, prefill, verify, validate, bench, doctor");
+  says("bogus", "unknown command \"bogus\"; the commands are models, route, prefill, verify, validate, bench, doctor");
   says("prefill --model deepseek-v3 --batch 1000x1000k", "--batch, --tp or --prefill-chunk");
 }
 
@@ -476,7 +476,7 @@ TEST(Cli, ValidateCountsWhatIsWrongInARecording) {
   const Result result = run("validate --json --recording " + bad.string());
   EXPECT_EQ(result.status, 1) << result.err;
   EXPECT_EQ(result.json().at("clean"), false);
-  const Json& selection = result.json().at("layers").at(0).at("selection");
+  const Json selection = result.json().at("layers").at(0).at("selection");
   EXPECT_GE(selection.at("repeated"), 1);
   EXPECT_EQ(selection.at("future"), 1);
   EXPECT_EQ(run("validate --recording " + bad.string()).status, 1);
@@ -605,7 +605,8 @@ TEST(Cli, VerifyTellsWhatASelectionMatchHasToBe) {
 TEST(Cli, VerifyNeedsAWorkspaceForEveryPath) {
   const Result result = run("verify --workspace-limit 1KiB --model " + recording("glm5_next"));
   EXPECT_EQ(result.status, 2);
-  EXPECT_EQ(result.err.substr(0, 28), "headrace: --workspace-limit:") << result.err;
+  EXPECT_NE(result.err.find("headrace: --workspace-limit: dense_mha cannot run: it needs at least"), std::string::npos)
+      << result.err;
 }
 
 TEST(Cli, VerifyOfAPresetSaysThatItHasNoWeights) {

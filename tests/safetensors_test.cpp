@@ -8,10 +8,10 @@
 #include <cstring>
 #include <random>
 
+#include "headrace/recording.h"
 #include "io/checkpoint_folder.h"
 #include "io/float_rows.h"
 #include "io/json.h"
-#include "headrace/recording.h"
 #include "support/errors.h"
 #include "support/files.h"
 

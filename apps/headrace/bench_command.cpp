@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bar_chart.h"
+#include "bench_routing.h"
 #include "commands.h"
 #include "device/parallel.h"
 #include "headrace/profile.h"
@@ -182,6 +183,9 @@ void draw(const Options& options, const std::vector<Result>& results) {
 }  // namespace
 
 ExitStatus run_bench(const Options& options) {
+  if (options.bench_routing) {
+    return run_bench_routing(options);
+  }
   const std::vector<Result> results = measure(options);
   if (options.json) {
     print_results_json(options, results);

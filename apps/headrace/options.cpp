@@ -39,6 +39,7 @@ constexpr const char* kPrefillExamples = R"(Examples:
 constexpr const char* kBenchExamples = R"(Examples:
   headrace bench
   headrace bench --dtype float32 --threads 1 --svg bench.svg
+  headrace bench --routing
   headrace bench --json > bench.json)";
 
 constexpr const char* kDoctorExamples = R"(Examples:
@@ -182,6 +183,8 @@ class OptionAdder {
          [&options = options_](const std::string& value) {
            options.repetitions = static_cast<int>(parse_integer("--repetitions", value, 1, kMaxRepetitions));
          });
+    app_.add_flag("--routing", options_.bench_routing,
+                  "instead: 24 listed requests, the routed time beside each path's alone");
     app_.add_option("--svg", options_.svg, "also draw the rates to this file")->type_name("FILE");
   }
   void check() {
@@ -294,6 +297,7 @@ void add_bench(CLI::App& app, Options& options) {
   OptionAdder add(*command, options);
   add.dtype("bfloat16");
   add.bench();
+  add.profile();
   add.machine();
   add.json();
   command->parse_complete_callback([&options] { options.command = Command::bench; });
@@ -335,8 +339,12 @@ const CLI::Option* given_twice(const CLI::App& command) {
   const std::vector<const CLI::App*> commands = app.get_subcommands(nullptr);
   const auto named = std::find_if(commands.begin(), commands.end(), [](const CLI::App* one) { return one->parsed(); });
   if (named == commands.end()) {
-    throw Error("command line", fmt::format("one of {}, --version (see \"headrace --help\")", kCommands),
-                problem.what());
+    const std::vector<std::string> extra = app.remaining();
+    const std::string what =
+        extra.empty() ? problem.what()
+                      : fmt::format("unknown {} \"{}\"", extra[0].starts_with('-') ? "option" : "command", extra[0]);
+    throw StatedError("command line", fmt::format("one of {}, --version", kCommands), what,
+                      fmt::format("{}; the commands are {} (see \"headrace --help\")", what, kCommands));
   }
   const CLI::App& command = **named;
   const std::string help = fmt::format("see \"headrace {} --help\"", command.get_name());

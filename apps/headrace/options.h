@@ -51,6 +51,7 @@ struct Options {
   Check check = Check::none;
   std::string profile = "auto";  ///< auto, nominal, or a file
   int repetitions = 7;           ///< of each measurement of `bench`
+  bool bench_routing = false;    ///< measure the router's choices instead of rates
   std::filesystem::path svg;     ///< where `bench` draws; empty: nowhere
 
   [[nodiscard]] CacheFormat format() const noexcept {

@@ -138,8 +138,9 @@ class LayerRun {
       if (options_.force) {
         throw;
       }
-      throw Error("--workspace-limit", fmt::format("enough for every path; {}", name_of(*options.force)),
-                  error.actual());
+      const std::string path(name_of(*options.force));
+      throw StatedError("--workspace-limit", "enough for every path", error.actual(),
+                        fmt::format("{} cannot run: {}", path, error.actual().substr(path.size() + 2)));
     }
   }
 

@@ -8,6 +8,7 @@
 
 #include "attention/arena.h"
 #include "attention/paths/path.h"
+#include "attention/verbose.h"
 #include "cache/requests.h"
 #include "headrace/attention.h"
 #include "headrace/error.h"
@@ -143,10 +144,14 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
             std::span<std::byte> workspace) {
   validate_views(plan, weights, inputs, outputs);
   validate_workspace(plan, workspace);
+  attention::VerboseCall verbose(plan, inputs.q.dim(0));
   const attention::Call call{plan, weights, inputs, outputs};
   for (const Path path : kPaths) {
     const std::vector<Rows> rows = rows_on(path, plan, inputs.requests);
     if (!rows.empty()) {
+      for (const Rows& some : rows) {
+        verbose.add(path, some.count());
+      }
       attention::algorithm_of(path).run(call, rows, attention::Arena(workspace));
     }
   }
