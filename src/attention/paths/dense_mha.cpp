@@ -9,30 +9,14 @@
 namespace headrace::attention {
 namespace {
 
-class DenseMha final : public PathAlgorithm {
+class DenseMha final : public MhaAlgorithm {
  public:
-  [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                std::int64_t query_slice) const override;
-  [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
-                                             const Blocking& blocking) const override;
-  [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
-                                         std::int64_t budget) const override;
-  void run(const Call& call, std::span<const Rows> rows, Arena arena) const override;
+  DenseMha() noexcept : MhaAlgorithm(MaskUse::causal) {}
 
  private:
-  [[nodiscard]] Support support() const override;
   [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
                                                        bool exact) const override;
 };
-
-}  // namespace
-
-Support DenseMha::support() const {
-  static constexpr DType kCompute[] = {DType::float32, DType::bfloat16};
-  static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
-                                             CacheFormat::fp8_ds_mla};
-  return {.compute = kCompute, .formats = kFormats};
-}
 
 std::vector<std::string> DenseMha::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
                                                  bool exact) const {
@@ -55,23 +39,7 @@ std::vector<std::string> DenseMha::unmet_by_rows(const Attention& attention, std
   return {};
 }
 
-Work DenseMha::count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
-                          std::int64_t query_slice) const {
-  return count_mha_work(attention, begin, end, query_slice);
-}
-
-std::int64_t DenseMha::workspace_bytes(const Attention& attention, const Extents& extents,
-                                       const Blocking& blocking) const {
-  return mha_workspace_bytes(attention, extents, blocking, MaskUse::causal);
-}
-
-Blocking DenseMha::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
-  return choose_mha_blocking(attention, extents, budget, MaskUse::causal);
-}
-
-void DenseMha::run(const Call& call, std::span<const Rows> rows, Arena arena) const {
-  run_mha(call, rows, MaskUse::causal, arena);
-}
+}  // namespace
 
 const PathAlgorithm& dense_mha() {
   static const DenseMha algorithm;

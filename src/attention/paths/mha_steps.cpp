@@ -167,25 +167,25 @@ std::int64_t bytes_with(const Attention& attention, const Extents& extents, cons
 
 }  // namespace
 
-void run_mha(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena arena) {
+void MhaAlgorithm::run(const Call& call, std::span<const Rows> rows, Arena arena) const {
   if (uses_pairs(call.plan.attention().compute)) {
-    run_with<PairTiles>(call, rows, mask, arena);
+    run_with<PairTiles>(call, rows, mask_, arena);
   } else {
-    run_with<FloatTiles>(call, rows, mask, arena);
+    run_with<FloatTiles>(call, rows, mask_, arena);
   }
 }
 
-std::int64_t mha_workspace_bytes(const Attention& attention, const Extents& extents, const Blocking& blocking,
-                                 MaskUse mask) {
-  return uses_pairs(attention.compute) ? bytes_with<PairTiles>(attention, extents, blocking, mask)
-                                       : bytes_with<FloatTiles>(attention, extents, blocking, mask);
+std::int64_t MhaAlgorithm::workspace_bytes(const Attention& attention, const Extents& extents,
+                                           const Blocking& blocking) const {
+  return uses_pairs(attention.compute) ? bytes_with<PairTiles>(attention, extents, blocking, mask_)
+                                       : bytes_with<FloatTiles>(attention, extents, blocking, mask_);
 }
 
-Blocking choose_mha_blocking(const Attention& attention, const Extents& extents, std::int64_t budget, MaskUse mask) {
+Blocking MhaAlgorithm::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
   const std::int64_t all_keys = std::max(kMaskKeys, mask_words(extents.keys) * kMaskKeys);
   const std::int64_t all_rows = std::max<std::int64_t>(extents.request_rows, 1);
   Blocking blocking{.query_slice = 1, .context_block = std::min(kLongestBlock, all_keys)};
-  const auto bytes = [&] { return mha_workspace_bytes(attention, extents, blocking, mask); };
+  const auto bytes = [&] { return workspace_bytes(attention, extents, blocking); };
   // A block takes at most half of the budget, so that slices are not starved by it.
   while (blocking.context_block > kMaskKeys && bytes() > budget / 2) {
     blocking.context_block = mask_words(blocking.context_block / 2) * kMaskKeys;
@@ -200,7 +200,15 @@ Blocking choose_mha_blocking(const Attention& attention, const Extents& extents,
   return blocking;
 }
 
-Work count_mha_work(const Attention& attention, std::int64_t begin, std::int64_t end, std::int64_t query_slice) {
+Support MhaAlgorithm::support() const {
+  static constexpr DType kCompute[] = {DType::float32, DType::bfloat16};
+  static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
+                                             CacheFormat::fp8_ds_mla};
+  return {.compute = kCompute, .formats = kFormats};
+}
+
+Work MhaAlgorithm::count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                              std::int64_t query_slice) const {
   const Geometry& g = attention.geometry;
   const auto rows = static_cast<double>(end - begin);
   const double pairs = rows * (static_cast<double>(begin + end) + 1.0) / 2.0;

@@ -14,18 +14,24 @@ enum class MaskUse : std::uint8_t { causal, selection };
 
 /// What dense_mha and masked_mha have in common: per query slice and context block, gather latents, up-project them,
 /// flash attention onto the slice's float32 accumulators; then divide, apply the sink, store.
-void run_mha(const Call& call, std::span<const Rows> rows, MaskUse mask, Arena arena);
+class MhaAlgorithm : public PathAlgorithm {
+ public:
+  explicit MhaAlgorithm(MaskUse mask) noexcept : mask_(mask) {}
 
-[[nodiscard]] std::int64_t mha_workspace_bytes(const Attention& attention, const Extents& extents,
-                                               const Blocking& blocking, MaskUse mask);
+  [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                std::int64_t query_slice) const override;
+  [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
+                                             const Blocking& blocking) const final;
+  /// Context blocks are kept long enough for the up-projection to run at full rate; the rest of the budget goes to long
+  /// query slices, since every slice up-projects its context anew.
+  [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const final;
+  void run(const Call& call, std::span<const Rows> rows, Arena arena) const final;
 
-/// Context blocks are kept long enough for the up-projection to run at full rate; the rest of the budget goes to long
-/// query slices, since every slice up-projects its context anew.
-[[nodiscard]] Blocking choose_mha_blocking(const Attention& attention, const Extents& extents, std::int64_t budget,
-                                           MaskUse mask);
+ private:
+  [[nodiscard]] Support support() const final;
 
-/// Work of rows [begin, end) over all keys up to the diagonal.
-[[nodiscard]] Work count_mha_work(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                  std::int64_t query_slice);
+  MaskUse mask_;
+};
 
 }  // namespace headrace::attention
