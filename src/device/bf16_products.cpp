@@ -8,8 +8,10 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HEADRACE_AVX512_BF16 1
 #include <immintrin.h>
+#ifndef __clang__
 // GCC 12 warns of its own intrinsics' deliberately undefined operands.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #else
 #define HEADRACE_AVX512_BF16 0
 #endif
