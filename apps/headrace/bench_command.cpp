@@ -137,6 +137,7 @@ std::vector<Result> measure(const Options& options) {
 
 void print_results_json(const Options& options, const std::vector<Result>& results) {
   Json document = new_document();
+  document["version"] = version_text();
   document["device"] = "cpu";
   document["machine"] = machine_name();
   document["threads"] = device::thread_count(options.threads);

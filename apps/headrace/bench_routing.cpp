@@ -134,6 +134,7 @@ ExitStatus run_bench_routing(const Options& options) {
   }
   if (options.json) {
     Json document = new_document();
+    document["version"] = version_text();
     document["profile"] = profile.name;
     document["dtype"] = name_of(options.compute);
     document["worst_over_fastest"] = number(worst);
