@@ -10,7 +10,7 @@
 namespace headrace::attention {
 namespace {
 
-/// Head h of a [n, H, d] view: columns [from, from + d) as a matrix.
+/// Head h of a [n, H, d] view: its first columns as a matrix.
 template <class Void>
 BasicAnyView<Void> head_matrix(const BasicAnyView<Void>& view, std::int64_t head, std::int64_t columns) {
   using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;

@@ -57,7 +57,7 @@ attention::Work work_of(const Trial& trial, const Attention& attention, Path pat
 }
 
 /// Solves a x + b y = t, c x + d y = u for the times x and y of a unit of work each. Where noise makes one of them
-/// negative, all the time is given to the other.
+/// negative, it is given a tenth of the time and the other the rest.
 void solve(double a, double b, double t, double c, double d, double u, double& x, double& y) {
   const double determinant = a * d - b * c;
   x = (t * d - b * u) / determinant;
@@ -76,13 +76,9 @@ double measured_bandwidth() {
   std::vector<char> to(from.size());
   double best = std::numeric_limits<double>::max();
   for (int i = 0; i < kRepetitions; ++i) {
-    double seconds = 0.0;
-    {
-      const auto start = std::chrono::steady_clock::now();
-      std::memcpy(to.data(), from.data(), from.size());
-      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    }
-    best = std::min(best, seconds);
+    const auto start = std::chrono::steady_clock::now();
+    std::memcpy(to.data(), from.data(), from.size());
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return 2.0 * static_cast<double>(from.size()) / best * 1e-9;
 }

@@ -5,6 +5,15 @@
 
 namespace headrace::attention {
 
+std::span<PageMap> take_page_maps(Arena& arena, std::int64_t entries, int threads) {
+  const auto pages = arena.take<PageEntry>(entries * threads);
+  const auto maps = arena.take<PageMap>(threads);
+  for (std::size_t t = 0; t < maps.size(); ++t) {
+    maps[t] = {pages.subspan(t * static_cast<std::size_t>(entries), static_cast<std::size_t>(entries)), -1};
+  }
+  return maps;
+}
+
 std::int64_t mask_key_end(const Selection& selection, const cache::Request& request, std::int64_t last) noexcept {
   return selection.space == SelectionSpace::request_position ? last + 1 : request.seq_len;
 }

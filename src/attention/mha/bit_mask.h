@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "attention/arena.h"
 #include "cache/requests.h"
 #include "headrace/attention.h"
 
@@ -64,5 +65,8 @@ class MaskBuilder {
 [[nodiscard]] constexpr std::int64_t page_entries(SelectionSpace space, std::int64_t seq_len) noexcept {
   return space == SelectionSpace::cache_slot ? seq_len : 0;
 }
+
+/// A map of nobody's pages for each thread, with memory for `entries` entries.
+[[nodiscard]] std::span<PageMap> take_page_maps(Arena& arena, std::int64_t entries, int threads);
 
 }  // namespace headrace::attention

@@ -22,27 +22,21 @@ template <class Tiles>
 struct MhaMemory {
   MhaMemory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking, MaskUse mask)
       : words(mask == MaskUse::selection ? mask_words(extents.keys) : 0),
-        entries(mask == MaskUse::selection ? page_entries(attention.space, extents.keys) : 0),
         blocks(arena, attention, blocking.context_block) {
     const Geometry& g = attention.geometry;
     accumulated = arena.take<float>(blocking.query_slice * g.num_heads * g.v_head_dim);
     state = arena.take<RowState>(blocking.query_slice * g.num_heads);
     masks = arena.take<std::uint64_t>(blocking.query_slice * words);
-    pages = arena.take<PageEntry>(entries * extents.threads);
-    maps = arena.take<PageMap>(extents.threads);
-    for (std::size_t t = 0; t < maps.size(); ++t) {
-      maps[t] = {pages.subspan(t * static_cast<std::size_t>(entries), static_cast<std::size_t>(entries)), -1};
-    }
+    maps = take_page_maps(arena, mask == MaskUse::selection ? page_entries(attention.space, extents.keys) : 0,
+                          extents.threads);
     scratch = arena.take<std::byte>(mha::scratch_bytes(g) * extents.threads);
   }
 
   std::int64_t words;
-  std::int64_t entries;
   KeyBlocks<Tiles> blocks;
   std::span<float> accumulated;
   std::span<RowState> state;
   std::span<std::uint64_t> masks;
-  std::span<PageEntry> pages;
   std::span<PageMap> maps;  ///< one a thread
   std::span<std::byte> scratch;
 };

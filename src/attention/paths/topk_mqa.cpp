@@ -33,7 +33,6 @@ struct MqaMemory {
 
   MqaMemory(Arena& arena, const Attention& attention, const Extents& extents, std::int64_t slice)
       : words(mask_words(extents.keys)),
-        entries(page_entries(attention.space, extents.keys)),
         tile_rows(mqa::rows_a_tile(attention.geometry.num_heads)),
         query_ld(Tiles::padded(attention.geometry.latent_dim())) {
     const Geometry& g = attention.geometry;
@@ -42,11 +41,7 @@ struct MqaMemory {
     attended = arena.take<std::byte>(slice * g.num_heads * g.kv_lora_rank * size_of(attention.compute));
     lse = arena.take<float>(slice * g.num_heads);
     masks = arena.take<std::uint64_t>(tile_rows * words * extents.threads);
-    pages = arena.take<PageEntry>(entries * extents.threads);
-    maps = arena.take<PageMap>(extents.threads);
-    for (std::size_t t = 0; t < maps.size(); ++t) {
-      maps[t] = {pages.subspan(t * static_cast<std::size_t>(entries), static_cast<std::size_t>(entries)), -1};
-    }
+    maps = take_page_maps(arena, page_entries(attention.space, extents.keys), extents.threads);
     sink = arena.take<float>(g.num_heads);
     Arena one;
     const mqa::Scratch<Tiles> counted(one, g, words);
@@ -61,7 +56,6 @@ struct MqaMemory {
   }
 
   std::int64_t words;
-  std::int64_t entries;
   std::int64_t tile_rows;
   std::int64_t query_ld;
   std::int64_t scratch_bytes = 0;
@@ -70,7 +64,6 @@ struct MqaMemory {
   std::span<std::byte> attended;
   std::span<float> lse;
   std::span<std::uint64_t> masks;
-  std::span<PageEntry> pages;
   std::span<PageMap> maps;  ///< one a thread
   std::span<float> sink;
   std::span<std::byte> scratch;
