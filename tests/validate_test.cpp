@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "headrace/error.h"
 #include "headrace/tensor.h"
 
 namespace headrace {
@@ -77,6 +78,23 @@ TEST_F(Validate, SlotsOfOtherRequestsAreOutOfRangeAndNothingIsFuture) {
   EXPECT_EQ(counts.future, 0);
 }
 
+TEST_F(Validate, LengthsSizeNoMemory) {
+  // 2^31 - 1 keys: a word for each would be 16 GiB.
+  const std::vector<std::int32_t> seq_len{std::numeric_limits<std::int32_t>::max(), 1};
+  Requests requests = requests_;
+  requests.seq_len = View<const std::int32_t>(seq_len.data(), {2});
+  const std::vector<std::int32_t> index{seq_len[0] - 2, seq_len[0] - 1, 0};
+  const SelectionCounts counts = count_selection({View<const std::int32_t>(index.data(), {3, 1}), {}, {}}, requests);
+  EXPECT_EQ(counts.attended, 3);
+}
+
+TEST_F(Validate, RefusesAPageSizeThatIsNone) {
+  const std::vector<std::int32_t> index(3);
+  const View<const std::int32_t> view(index.data(), {3, 1});
+  EXPECT_THROW(static_cast<void>(count_selection({view, {}, SelectionSpace::cache_slot}, requests_, 0)), Error);
+  EXPECT_EQ(count_selection({view, {}, SelectionSpace::request_position}, requests_, 0).attended, 3);
+}
+
 TEST_F(Validate, PaddingIsClean) {
   const SelectionCounts counts = count({0, 1, 0, 2, -1, -1}, {}, SelectionSpace::request_position);
   EXPECT_TRUE(counts.clean());
@@ -96,6 +114,7 @@ TEST_F(Validate, CountsNonFiniteKeysOfRequestsOnly) {
   rows(9, 4) = std::numeric_limits<float>::infinity();  // the rope key of request 0's key 1
   rows(4, 1) = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(count_non_finite_keys(geometry, CacheFormat::float32, cache, requests_), 2);
+  EXPECT_THROW(static_cast<void>(count_non_finite_keys(geometry, CacheFormat::float32, cache, {})), Error);
 }
 
 }  // namespace

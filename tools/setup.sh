@@ -4,6 +4,7 @@
 # Installs what the build needs and the machine lacks, through apt-get. Silent where nothing is missing.
 #   tools/setup.sh          what `make run` and `make test` need
 #   tools/setup.sh --lint   also clang-format-14 and clang-tidy-14, which `make lint` needs
+#   tools/setup.sh --fuzz   also clang with libFuzzer, which `make fuzz` needs
 set -euo pipefail
 
 # A header stands for its package: what counts is that the compiler finds it, wherever it was installed.
@@ -18,6 +19,9 @@ readonly headers=(
   'gtest/gtest.h          libgtest-dev'
   'rapidcheck.h           librapidcheck-dev'
 )
+
+# libFuzzer and the sanitizers of clang. Releases before Debian 12 have them in clang's own packages.
+readonly fuzzer_runtime=libclang-rt-dev
 
 # Prints the package of every header that the compiler does not find; of every one where there is no compiler.
 missing_libraries() {
@@ -36,6 +40,10 @@ missing_packages() {
   if [[ ${1:-} == --lint ]]; then
     command -v clang-format-14 >/dev/null || echo clang-format-14
     command -v clang-tidy-14 >/dev/null || echo clang-tidy-14
+  fi
+  if [[ ${1:-} == --fuzz ]] && ! "$(dirname "$0")/fuzz.sh" --find-clang >/dev/null; then
+    echo clang
+    echo "${fuzzer_runtime}"
   fi
 }
 
@@ -72,7 +80,19 @@ fi
 
 echo "setup: installing ${packages[*]}"
 readonly apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
-if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${packages[@]}"; }; then
+
+# Drops the package that this release does not know, once the lists are there to tell.
+known() {
+  local package
+  for package in "$@"; do
+    if [[ ${package} != "${fuzzer_runtime}" ]] || apt-cache show "${package}" >/dev/null 2>&1; then
+      echo "${package}"
+    fi
+  done
+}
+
+if ! { "${apt[@]}" update && mapfile -t packages < <(known "${packages[@]}") &&
+  "${apt[@]}" install -y --no-install-recommends "${packages[@]}"; }; then
   echo "setup: apt-get could not install: ${packages[*]}" >&2
   exit 1
 fi

@@ -3,13 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
 
+#include "core/e4m3.h"
 #include "headrace/error.h"
 
 namespace headrace::io {
@@ -17,7 +16,8 @@ namespace {
 
 constexpr std::int64_t kBlock = 128;
 
-std::int64_t blocks(std::int64_t n) { return (n + kBlock - 1) / kBlock; }
+// Without a sum that overflows: beside a dimension of 0 a file may claim any other.
+std::int64_t blocks(std::int64_t n) { return n / kBlock + (n % kBlock != 0 ? 1 : 0); }
 
 // Copied, for the source may lie at any address.
 template <class T>
@@ -34,19 +34,10 @@ void convert(const std::byte* source, std::span<float> out) {
   }
 }
 
-// Decoding a byte by arithmetic costs several times a look-up, and large checkpoints have 10^8 of them a layer.
-std::array<float, 256> make_e4m3_table() {
-  std::array<float, 256> table{};
-  for (std::size_t bits = 0; bits < table.size(); ++bits) {
-    table[bits] = static_cast<float>(std::bit_cast<float8_e4m3>(static_cast<std::uint8_t>(bits)));
-  }
-  return table;
-}
-
 void convert_e4m3(const std::byte* source, std::span<float> out) {
-  static const std::array<float, 256> kTable = make_e4m3_table();
+  const E4m3Table& decode = E4m3Table::get();
   for (std::size_t i = 0; i < out.size(); ++i) {
-    out[i] = kTable[std::to_integer<std::size_t>(source[i])];
+    out[i] = decode(source[i]);
   }
 }
 

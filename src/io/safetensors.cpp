@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "headrace/error.h"
 #include "io/json.h"
@@ -133,14 +134,18 @@ void expect_shape(const StoredTensor& tensor, const std::vector<std::int64_t>& e
   }
 }
 
-Safetensors::Safetensors(const std::filesystem::path& path) : file_(path) {
-  read_header();
+Safetensors::Safetensors(const std::filesystem::path& path) : file_(std::in_place, path), path_(path) {
+  read_header(file_->bytes());
   check_layout(static_cast<std::int64_t>(data_.size()));
 }
 
-void Safetensors::read_header() {
+Safetensors::Safetensors(std::span<const std::byte> bytes, std::filesystem::path name) : path_(std::move(name)) {
+  read_header(bytes);
+  check_layout(static_cast<std::int64_t>(data_.size()));
+}
+
+void Safetensors::read_header(std::span<const std::byte> bytes) {
   const std::string file = path().string();
-  const std::span<const std::byte> bytes = file_.bytes();
   if (bytes.size() < kLengthBytes) {
     throw Error(file, "a safetensors file: 8 bytes of header length", fmt::format("{} bytes", bytes.size()));
   }
@@ -151,7 +156,7 @@ void Safetensors::read_header() {
     throw Error(file + ": header length", fmt::format("at most {} bytes", std::min(room, kMaxHeader)),
                 std::to_string(length));
   }
-  const std::string_view text = file_.text().substr(kLengthBytes, length);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length);
   if (text.empty() || text.front() != '{') {
     throw Error(file + ": header", "a JSON object that begins with '{'", text.empty() ? "nothing" : "something else");
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,14 +31,17 @@ struct StoredTensor {
 /// Throws Error naming the tensor unless its shape is `expected`.
 void expect_shape(const StoredTensor& tensor, const std::vector<std::int64_t>& expected);
 
-/// A safetensors file, memory-mapped. Opening it checks its whole header; tensor data is touched by who reads it.
+/// A safetensors file. Opening it checks its whole header; tensor data is touched by who reads it.
 /// Format: https://github.com/huggingface/safetensors, README, "Format".
 class Safetensors {
  public:
-  /// @throws Error for a file that cannot be read or breaks the format anywhere
+  /// Maps the file into memory. @throws Error for a file that cannot be read or breaks the format anywhere
   explicit Safetensors(const std::filesystem::path& path);
+  /// A file whose bytes somebody else holds, as long as this object lives.
+  /// @param name  how errors call it. @throws Error for bytes that break the format anywhere
+  Safetensors(std::span<const std::byte> bytes, std::filesystem::path name);
 
-  [[nodiscard]] const std::filesystem::path& path() const noexcept { return file_.path(); }
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   [[nodiscard]] bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
   /// In order of name.
   [[nodiscard]] std::vector<std::string> names() const;
@@ -52,10 +56,11 @@ class Safetensors {
     std::int64_t end = 0;
   };
 
-  void read_header();
+  void read_header(std::span<const std::byte> bytes);
   void check_layout(std::int64_t data_size) const;
 
-  MappedFile file_;
+  std::optional<MappedFile> file_;  // absent where somebody else holds the bytes
+  std::filesystem::path path_;
   std::span<const std::byte> data_;
   std::map<std::string, Entry, std::less<>> entries_;
 };

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "cache/requests.h"
 #include "cache/row_codec.h"
+#include "headrace/error.h"
 
 namespace headrace {
 namespace {
@@ -44,10 +46,7 @@ class RowCounter {
  public:
   RowCounter(const Selection& selection, const Requests& requests, const cache::Request& request,
              std::int64_t page_size, SelectionCounts& counts)
-      : selection_(selection),
-        request_(request),
-        counts_(counts),
-        seen_(static_cast<std::size_t>(request.seq_len), -1) {
+      : selection_(selection), request_(request), counts_(counts) {
     if (selection.space == SelectionSpace::cache_slot) {
       slots_ = std::make_unique<SlotMap>(requests, request, page_size);
     }
@@ -57,17 +56,21 @@ class RowCounter {
     const std::int64_t token = request_.token_at(position);
     const std::int64_t width = selection_.index.dim(1);
     const std::int64_t columns = columns_of(token, width);
-    const std::int64_t before = counts_.attended;
+    keys_.clear();
     for (std::int64_t c = 0; c < columns; ++c) {
       add_entry(selection_.index(token, c), position);
     }
+    std::sort(keys_.begin(), keys_.end());
+    const std::int64_t attended = std::unique(keys_.begin(), keys_.end()) - keys_.begin();
+    counts_.attended += attended;
+    counts_.repeated += static_cast<std::int64_t>(keys_.size()) - attended;
     bool past = false;
     for (std::int64_t c = columns; c < width; ++c) {
       past = past || selection_.index(token, c) != -1;
     }
     ++counts_.rows;
     counts_.rows_past_count += past ? 1 : 0;
-    counts_.empty_rows += counts_.attended == before ? 1 : 0;
+    counts_.empty_rows += attended == 0 ? 1 : 0;
   }
 
  private:
@@ -90,18 +93,15 @@ class RowCounter {
       ++counts_.out_of_range;
     } else if (!slots_ && *key > position) {
       ++counts_.future;
-    } else if (seen_[static_cast<std::size_t>(*key)] == position) {
-      ++counts_.repeated;
     } else {
-      seen_[static_cast<std::size_t>(*key)] = position;
-      ++counts_.attended;
+      keys_.push_back(*key);
     }
   }
 
   const Selection& selection_;
   const cache::Request& request_;
   SelectionCounts& counts_;
-  std::vector<std::int64_t> seen_;  ///< the last row that named a key
+  std::vector<std::int64_t> keys_;  ///< that the row names; lengths nobody vouches for must not size any memory
   std::unique_ptr<SlotMap> slots_;
 };
 
@@ -116,6 +116,9 @@ SelectionCounts count_selection(const Selection& selection, const Requests& requ
   selection.index.expect("selection.index", {tokens, -1});
   if (!selection.count.empty()) {
     selection.count.expect("selection.count", {tokens});
+  }
+  if (selection.space == SelectionSpace::cache_slot && cache_page_size < 1) {
+    throw Error("cache_page_size", "at least 1", std::to_string(cache_page_size));
   }
   SelectionCounts counts;
   for (const cache::Request& request : cache::validate_requests(requests, tokens)) {
@@ -133,7 +136,9 @@ std::int64_t count_non_finite_keys(const Geometry& geometry, CacheFormat format,
   const cache::RowCodec codec(format, geometry, DType::float32, cache.scale);
   std::vector<float> row(static_cast<std::size_t>(geometry.latent_dim()));
   std::int64_t bad = 0;
-  const std::int64_t tokens = requests.query_start(requests.query_start.dim(0) - 1);
+  const std::int64_t count = requests.seq_len.dim(0);
+  requests.query_start.expect("query_start", {count + 1});
+  const std::int64_t tokens = requests.query_start(count);
   for (const cache::Request& request : cache::validate_requests(requests, tokens)) {
     cache::validate_pages(requests, request.number, 0, request.seq_len, cache);
     for (std::int64_t position = 0; position < request.seq_len; ++position) {
