@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "device/bf16_products.h"
-#include "device/matmul.h"
 #include "device/tile_products.h"
 
 namespace headrace::device {
@@ -146,33 +145,6 @@ TEST_F(Products, RowsDoNotDependOnTheirNeighbours) {
     for (std::int64_t i = 0; i < rows * kColumns; ++i) {
       ASSERT_EQ(some[static_cast<std::size_t>(i)], all[static_cast<std::size_t>(first * kColumns + i)])
           << "seed " << seed_;
-    }
-  }
-}
-
-TEST_F(Products, MatmulMatchesDoubleAndDoesNotDependOnThreads) {
-  for (const Sizes s : {Sizes{1, 1, 1}, Sizes{3, 5, 7}, Sizes{300, 17, 40}, Sizes{5, 1100, 33}, Sizes{270, 530, 64}}) {
-    const Matrix a = matrix(s.m, s.k);
-    const Matrix b = matrix(s.n, s.k);
-    const std::vector<bfloat16> a16 = narrow(a);
-    const std::vector<bfloat16> b16 = narrow(b);
-    Matrix wide(static_cast<std::size_t>(s.m * s.n));
-    Matrix narrow_inputs(wide);
-    Matrix threaded(wide);
-    const View<const float> av(a.data(), {s.m, s.k});
-    const View<const float> bv(b.data(), {s.n, s.k});
-    const View<const bfloat16> av16(a16.data(), {s.m, s.k});
-    const View<const bfloat16> bv16(b16.data(), {s.n, s.k});
-    matmul(av, bv.transposed(), View<float>(wide.data(), {s.m, s.n}), 1);
-    matmul(av16, bv16.transposed(), View<float>(narrow_inputs.data(), {s.m, s.n}), 1);
-    matmul(av, bv.transposed(), View<float>(threaded.data(), {s.m, s.n}), 3);
-    ASSERT_EQ(wide, threaded);
-    for (std::int64_t m = 0; m < s.m; ++m) {
-      for (std::int64_t n = 0; n < s.n; ++n) {
-        const auto at = static_cast<std::size_t>(m * s.n + n);
-        ASSERT_NEAR(wide[at], dot(a, m, b, n, s.k), tolerance(s.k)) << "seed " << seed_;
-        ASSERT_NEAR(narrow_inputs[at], dot(a, m, b, n, s.k), tolerance(s.k)) << "seed " << seed_;
-      }
     }
   }
 }

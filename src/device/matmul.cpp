@@ -1,134 +1,206 @@
 // SPDX-License-Identifier: Apache-2.0
+// Products of any size on the tile products: columns of b are packed into panels, which rows of a then run over. A
+// library for matrix products chooses its algorithm by the size of the product, and with it the order of the sums; the
+// tile products have one order, so that cutting, packing and threading below cannot reach the bits. Sums over a part
+// of K are kept in float32, where the next part continues them: leaving the registers in between loses nothing.
 #include "device/matmul.h"
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
-#include <oneapi/dnnl/dnnl.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
 #include <string>
-#include <vector>
+#include <type_traits>
 
+#include "device/bf16_products.h"
 #include "device/parallel.h"
+#include "device/tile_products.h"
+#include "device/transpose.h"
 #include "headrace/error.h"
 
 namespace headrace::device {
 namespace {
 
-using dnnl::memory;
+/// A panel holds kPanelColumns columns for kPanelUnits steps of the inner loop: 128 KiB, which stay in a core's
+/// second-level cache while rows of a, read once a panel, stream past.
+constexpr std::int64_t kPanelColumns = 64;
+constexpr std::int64_t kPanelUnits = 512;
+/// Rows that have to be widened or padded are copied so many at a time: a multiple of the register tiles' heights.
+constexpr std::int64_t kCopiedRows = 96;
+/// Rows a task: enough for the packing of a panel to be small beside its use, fewer where threads would be idle.
+constexpr std::int64_t kLeastTaskRows = 96;
+constexpr std::int64_t kMostTaskRows = 960;
+constexpr std::int64_t kTasksAThread = 4;
 
-/// Products are cut into blocks of this size, each computed by one thread: which bits come out then does not depend on
-/// the number of threads. Long enough for oneDNN's packing of the operands to be small beside the product.
-constexpr std::int64_t kBlockRows = 256;
-constexpr std::int64_t kBlockColumns = 512;
+constexpr std::size_t kAlignment = 64;
 
-/// oneDNN takes its thread count from the calling thread's OpenMP setting; this puts the old one back.
-class OneThread {
- public:
-  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+/// float32 arithmetic; bfloat16 operands are widened on the way into panels and copies.
+struct FloatArithmetic {
+  using Element = float;
+  static constexpr std::int64_t kPanelDepth = kPanelUnits;
 
- private:
-  int before_;
+  [[nodiscard]] static std::int64_t padded(std::int64_t depth) noexcept { return depth; }
+
+  template <class T>
+  static void pack(const View<const T>& b, std::int64_t k, std::int64_t depth, std::int64_t column,
+                   std::int64_t columns, float* panel) {
+    if (b.stride(1) != 1) {
+      transpose(columns, depth, b.at(k, column), b.stride(1), panel, columns);
+      return;
+    }
+    for (std::int64_t i = 0; i < depth; ++i) {
+      const T* row = b.at(k + i, column);
+      std::transform(row, row + columns, panel + i * columns, [](T value) { return static_cast<float>(value); });
+    }
+  }
+
+  static void add_products(std::int64_t rows, std::int64_t columns, std::int64_t depth, const float* a,
+                           std::int64_t a_ld, const float* panel, float* sums, std::int64_t sums_ld) {
+    products_nn_add(rows, columns, depth, a, a_ld, panel, columns, sums, sums_ld);
+  }
+
+  static void round(std::int64_t n, const float* values, bfloat16* out) {
+    std::transform(values, values + n, out, [](float value) { return bfloat16(value); });
+  }
 };
 
-memory::data_type type_of(DType dtype) {
-  return dtype == DType::float32 ? memory::data_type::f32 : memory::data_type::bf16;
+/// bfloat16 arithmetic on machines that have it: a step of the inner loop takes a pair of k.
+struct PairArithmetic {
+  using Element = bfloat16;
+  static constexpr std::int64_t kPanelDepth = 2 * kPanelUnits;
+
+  [[nodiscard]] static std::int64_t padded(std::int64_t depth) noexcept { return (depth + 1) / 2 * 2; }
+
+  static void pack(const View<const bfloat16>& b, std::int64_t k, std::int64_t depth, std::int64_t column,
+                   std::int64_t columns, bfloat16* panel) {
+    if (b.stride(1) == 1) {
+      pack_pairs(depth, columns, b.at(k, column), b.stride(0), panel);
+    } else {
+      pack_pairs_transposed(depth, columns, b.at(k, column), b.stride(1), columns, panel);
+    }
+  }
+
+  static void add_products(std::int64_t rows, std::int64_t columns, std::int64_t depth, const bfloat16* a,
+                           std::int64_t a_ld, const bfloat16* panel, float* sums, std::int64_t sums_ld) {
+    bf16_products_add(rows, columns, padded(depth), a, a_ld, panel, columns, sums, sums_ld);
+  }
+
+  static void round(std::int64_t n, const float* values, bfloat16* out) { round_to_bf16(n, values, out); }
+};
+
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+
+Range part_of(std::int64_t all, std::int64_t size, std::int64_t index) noexcept {
+  return {index * size, std::min(size, all - index * size)};
 }
 
+std::int64_t parts(std::int64_t all, std::int64_t size) noexcept { return (all + size - 1) / size; }
+
+/// Uninitialised memory, aligned for the widest vectors.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t count)
+      : data_(static_cast<T*>(::operator new(static_cast<std::size_t>(count) * sizeof(T), kAligned))) {}
+  [[nodiscard]] T* data() const noexcept { return data_.get(); }
+
+ private:
+  static constexpr std::align_val_t kAligned{kAlignment};
+  struct Free {
+    void operator()(T* p) const noexcept { ::operator delete(p, kAligned); }
+  };
+  std::unique_ptr<T, Free> data_;
+};
+
+/// The product of operands of type T, whatever its size; one object serves all threads.
+template <class T, class Arithmetic>
+class Product {
+ public:
+  using Element = typename Arithmetic::Element;
+
+  Product(const View<const T>& a, const View<const T>& b, const AnyView& c) noexcept : a_(a), b_(b), c_(c) {}
+
+  void run(int threads) const {
+    const std::int64_t panels = parts(b_.dim(1), kPanelColumns);
+    const std::int64_t groups = parts(kTasksAThread * thread_count(threads), panels);
+    const std::int64_t task_rows = std::clamp(parts(a_.dim(0), groups), kLeastTaskRows, kMostTaskRows);
+    parallel_for(panels * parts(a_.dim(0), task_rows), threads, [&](std::int64_t index, int) {
+      compute(part_of(a_.dim(0), task_rows, index / panels), part_of(b_.dim(1), kPanelColumns, index % panels));
+    });
+  }
+
+ private:
+  void compute(const Range& rows, const Range& columns) const {
+    if (c_.dtype() == DType::float32) {
+      const View<float> c = c_.as<float>("matmul c");
+      sum(rows, columns, c.at(rows.begin, columns.begin), c.stride(0));
+      return;
+    }
+    const Scratch<float> sums(rows.count * columns.count);
+    sum(rows, columns, sums.data(), columns.count);
+    const View<bfloat16> c = c_.as<bfloat16>("matmul c");
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      Arithmetic::round(columns.count, sums.data() + r * columns.count, c.at(rows.begin + r, columns.begin));
+    }
+  }
+
+  void sum(const Range& rows, const Range& columns, float* sums, std::int64_t ld) const {
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      std::fill_n(sums + r * ld, columns.count, 0.0F);
+    }
+    const std::int64_t most = std::min(Arithmetic::padded(a_.dim(1)), Arithmetic::kPanelDepth);
+    const Scratch<Element> panel(most * columns.count);
+    for (std::int64_t i = 0; i < parts(a_.dim(1), Arithmetic::kPanelDepth); ++i) {
+      const Range depth = part_of(a_.dim(1), Arithmetic::kPanelDepth, i);
+      Arithmetic::pack(b_, depth.begin, depth.count, columns.begin, columns.count, panel.data());
+      add(rows, depth, panel.data(), columns.count, sums, ld);
+    }
+  }
+
+  /// sums += rows of a times the panel.
+  void add(const Range& rows, const Range& depth, const Element* panel, std::int64_t columns, float* sums,
+           std::int64_t ld) const {
+    const std::int64_t padded = Arithmetic::padded(depth.count);
+    if constexpr (std::is_same_v<T, Element>) {
+      if (padded == depth.count) {
+        Arithmetic::add_products(rows.count, columns, depth.count, a_.at(rows.begin, depth.begin), a_.stride(0), panel,
+                                 sums, ld);
+        return;
+      }
+    }
+    const Scratch<Element> copy(std::min(rows.count, kCopiedRows) * padded);
+    for (std::int64_t i = 0; i < parts(rows.count, kCopiedRows); ++i) {
+      const Range some = part_of(rows.count, kCopiedRows, i);
+      for (std::int64_t r = 0; r < some.count; ++r) {
+        const T* values = a_.at(rows.begin + some.begin + r, depth.begin);
+        Element* row = copy.data() + r * padded;
+        std::transform(values, values + depth.count, row, [](T value) { return static_cast<Element>(value); });
+        std::fill(row + depth.count, row + padded, Element(0.0F));
+      }
+      Arithmetic::add_products(some.count, columns, depth.count, copy.data(), padded, panel, sums + some.begin * ld,
+                               ld);
+    }
+  }
+
+  View<const T> a_;
+  View<const T> b_;
+  AnyView c_;
+};
+
 template <class Void>
-memory::desc describe(std::string_view name, const BasicAnyView<Void>& m) {
+void expect_matrix(std::string_view name, const BasicAnyView<Void>& m, bool transposable) {
   if (m.dtype() != DType::float32 && m.dtype() != DType::bfloat16) {
     throw Error(std::string(name), "float32 or bfloat16", std::string(name_of(m.dtype())));
   }
-  if (m.stride(0) != 1 && m.stride(1) != 1) {
-    throw Error(std::string(name), "a matrix with one unit stride",
+  if (m.stride(1) != 1 && !(transposable && m.stride(0) == 1)) {
+    throw Error(std::string(name), transposable ? "a matrix with one unit stride" : "contiguous rows",
                 fmt::format("strides [{}, {}]", m.stride(0), m.stride(1)));
-  }
-  return memory::desc({m.dim(0), m.dim(1)}, type_of(m.dtype()), {m.stride(0), m.stride(1)});
-}
-
-/// A float32 copy of a bfloat16 matrix with the same strides' order, for machines whose oneDNN has no bf16 product.
-std::vector<float> widen(const ConstAnyView& m, Dims& stride) {
-  const auto source = m.as<bfloat16>("matmul operand");
-  const bool row_major = m.stride(1) == 1;
-  stride = row_major ? Dims{m.dim(1), 1} : Dims{1, m.dim(0)};
-  std::vector<float> copy(static_cast<std::size_t>(m.dim(0) * m.dim(1)));
-  for (std::int64_t i = 0; i < m.dim(0); ++i) {
-    for (std::int64_t j = 0; j < m.dim(1); ++j) {
-      copy[static_cast<std::size_t>(i * stride[0] + j * stride[1])] = static_cast<float>(source(i, j));
-    }
-  }
-  return copy;
-}
-
-/// Rows [row, row + rows) and columns [column, column + columns).
-template <class Void>
-BasicAnyView<Void> block_of(const BasicAnyView<Void>& m, std::int64_t row, std::int64_t rows, std::int64_t column,
-                            std::int64_t columns) {
-  const BasicAnyView<Void> some = m.slice(row, row + rows).transposed();
-  return some.slice(column, column + columns).transposed();
-}
-
-/// oneDNN's handles are not const, but it only reads the sources.
-void* read_only(const ConstAnyView& m) {
-  return const_cast<void*>(m.data());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-}
-
-const dnnl::engine& engine() {
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-  return cpu;
-}
-
-/// An empty description when this oneDNN has no such product. oneDNN 3 dropped the operation descriptors of oneDNN 2.
-dnnl::matmul::primitive_desc describe_product(const memory::desc& a, const memory::desc& b, const memory::desc& c) {
-#if DNNL_VERSION_MAJOR >= 3
-  return {engine(), a, b, c, dnnl::primitive_attr(), true};
-#else
-  return {dnnl::matmul::desc(a, b, c), engine(), true};
-#endif
-}
-
-/// c = a b on the calling thread; false when this oneDNN has no such product.
-bool multiply(const ConstAnyView& a, const ConstAnyView& b, const AnyView& c) {
-  const OneThread scoped;
-  const dnnl::matmul::primitive_desc desc =
-      describe_product(describe("matmul a", a), describe("matmul b", b), describe("matmul c", c));
-  if (!desc) {
-    return false;
-  }
-  dnnl::stream stream(engine());
-  memory source(desc.src_desc(), engine(), read_only(a));
-  memory weights(desc.weights_desc(), engine(), read_only(b));
-  memory destination(desc.dst_desc(), engine(), c.data());
-  dnnl::matmul(desc).execute(stream,
-                             {{DNNL_ARG_SRC, source}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, destination}});
-  stream.wait();
-  return true;
-}
-
-/// The same for bfloat16 operands through float32 ones; the products are exact in both, so only time differs.
-void multiply_widened(const ConstAnyView& a, const ConstAnyView& b, const AnyView& c) {
-  Dims a_stride{};
-  Dims b_stride{};
-  const std::vector<float> a32 = widen(a, a_stride);
-  const std::vector<float> b32 = widen(b, b_stride);
-  std::vector<float> c32(static_cast<std::size_t>(c.dim(0) * c.dim(1)));
-  const View<float> target(c32.data(), {c.dim(0), c.dim(1)});
-  if (!multiply(View<const float>(a32.data(), 2, a.shape(), a_stride),
-                View<const float>(b32.data(), 2, b.shape(), b_stride), target)) {
-    throw Error("matmul", "a float32 product that this oneDNN can do", "none");
-  }
-  for (std::int64_t i = 0; i < c.dim(0); ++i) {
-    for (std::int64_t j = 0; j < c.dim(1); ++j) {
-      if (c.dtype() == DType::float32) {
-        c.as<float>("matmul c")(i, j) = target(i, j);
-      } else {
-        c.as<bfloat16>("matmul c")(i, j) = bfloat16(target(i, j));
-      }
-    }
   }
 }
 
@@ -138,40 +210,20 @@ void matmul(ConstAnyView a, ConstAnyView b, AnyView c, int threads) {
   a.expect("matmul a", {-1, -1});
   b.expect("matmul b", {a.dim(1), -1});
   c.expect("matmul c", {a.dim(0), b.dim(1)});
+  expect_matrix("matmul a", a, /*transposable=*/false);
+  expect_matrix("matmul b", b, /*transposable=*/true);
+  expect_matrix("matmul c", c, /*transposable=*/false);
   expect_dtype("matmul b", a.dtype(), b.dtype());
-  const std::int64_t rows = c.dim(0);
-  const std::int64_t columns = c.dim(1);
-  const std::int64_t inner = a.dim(1);
-  if (rows == 0 || columns == 0) {
+  if (c.dim(0) == 0 || c.dim(1) == 0) {
     return;
   }
-  if (inner == 0) {
-    throw Error("matmul a", "at least one column", "0");
+  if (a.dtype() == DType::float32) {
+    Product<float, FloatArithmetic>(a.as<float>(), b.as<float>(), c).run(threads);
+  } else if (has_bf16_products()) {
+    Product<bfloat16, PairArithmetic>(a.as<bfloat16>(), b.as<bfloat16>(), c).run(threads);
+  } else {
+    Product<bfloat16, FloatArithmetic>(a.as<bfloat16>(), b.as<bfloat16>(), c).run(threads);
   }
-  const std::int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows;
-  const std::int64_t column_blocks = (columns + kBlockColumns - 1) / kBlockColumns;
-  parallel_for(row_blocks * column_blocks, threads, [&](std::int64_t index, int) {
-    const std::int64_t row = index % row_blocks * kBlockRows;
-    const std::int64_t column = index / row_blocks * kBlockColumns;
-    const std::int64_t m = std::min(kBlockRows, rows - row);
-    const std::int64_t n = std::min(kBlockColumns, columns - column);
-    const ConstAnyView a_block = a.slice(row, row + m);
-    const ConstAnyView b_block = block_of(b, 0, inner, column, n);
-    const AnyView c_block = block_of(c, row, m, column, n);
-    try {
-      if (multiply(a_block, b_block, c_block)) {
-        return;
-      }
-    } catch (const dnnl::error& error) {
-      throw Error("matmul", "a product that oneDNN can run",
-                  fmt::format("{} (status {}) for [{}, {}] x [{}, {}]", error.what(), static_cast<int>(error.status), m,
-                              inner, inner, n));
-    }
-    if (a.dtype() == DType::float32) {
-      throw Error("matmul", "a float32 product that this oneDNN can do", "none");
-    }
-    multiply_widened(a_block, b_block, c_block);
-  });
 }
 
 }  // namespace headrace::device

@@ -32,6 +32,38 @@ constexpr std::int64_t kOuterVectors = 2;
 #endif
 static_assert(kOuterRows <= 6, "products_nn_add_target handles up to five left-over rows");
 
+// The first n values, n less than a vector, and none of what lies beyond. Targets without masked loads and stores move
+// them through a vector of their own: Highway's would touch whole vectors there, aligned ones even.
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+
+V load_first(std::int64_t n, const float* values) {
+  const D d;
+  return hn::MaskedLoad(hn::FirstN(d, static_cast<std::size_t>(n)), d, values);
+}
+
+void store_first(std::int64_t n, V vector, float* values) {
+  const D d;
+  hn::BlendedStore(vector, hn::FirstN(d, static_cast<std::size_t>(n)), d, values);
+}
+
+#else
+
+V load_first(std::int64_t n, const float* values) {
+  const D d;
+  HWY_ALIGN float whole[hn::MaxLanes(D())] = {};
+  std::copy_n(values, n, whole);
+  return hn::Load(d, whole);
+}
+
+void store_first(std::int64_t n, V vector, float* values) {
+  const D d;
+  HWY_ALIGN float whole[hn::MaxLanes(D())];
+  hn::Store(vector, d, whole);
+  std::copy_n(whole, n, values);
+}
+
+#endif
+
 /// A Rows x Columns corner of c = a b^T: dot products along K, one vector of partial sums for each element.
 template <std::int64_t Rows, std::int64_t Columns>
 void dot_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, const float* HWY_RESTRICT b,
@@ -63,13 +95,12 @@ void dot_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, con
     }
   }
   if (k < K) {
-    const auto rest = hn::FirstN(d, static_cast<std::size_t>(K - k));
 #pragma GCC unroll 8
     for (std::int64_t m = 0; m < Rows; ++m) {
-      const V row = hn::MaskedLoad(rest, d, a + m * lda + k);
+      const V row = load_first(K - k, a + m * lda + k);
 #pragma GCC unroll 8
       for (std::int64_t n = 0; n < Columns; ++n) {
-        sum[m][n] = hn::MulAdd(row, hn::MaskedLoad(rest, d, b + n * ldb + k), sum[m][n]);
+        sum[m][n] = hn::MulAdd(row, load_first(K - k, b + n * ldb + k), sum[m][n]);
       }
     }
   }
@@ -148,12 +179,11 @@ void outer_tile(std::int64_t K, const float* HWY_RESTRICT a, std::int64_t lda, c
 /// The columns that do not fill a vector, for one row.
 void outer_rest(std::int64_t N, std::int64_t K, const float* a, const float* b, std::int64_t ldb, float* c) {
   const D d;
-  const auto rest = hn::FirstN(d, static_cast<std::size_t>(N));
-  V sum = hn::MaskedLoad(rest, d, c);
+  V sum = load_first(N, c);
   for (std::int64_t k = 0; k < K; ++k) {
-    sum = hn::MulAdd(hn::Set(d, a[k]), hn::MaskedLoad(rest, d, b + k * ldb), sum);
+    sum = hn::MulAdd(hn::Set(d, a[k]), load_first(N, b + k * ldb), sum);
   }
-  hn::BlendedStore(sum, rest, d, c);
+  store_first(N, sum, c);
 }
 
 template <std::int64_t Rows>
