@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <numeric>
 #include <vector>
@@ -114,7 +113,7 @@ int main(int argc, char** argv) {
       }
     }
     return all_well ? 0 : 1;
-  } catch (const std::exception& error) {
+  } catch (const headrace::Error& error) {
     std::fprintf(stderr, "attend: %s\n", error.what());
     return 2;
   }

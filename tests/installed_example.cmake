@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the library into a folder of its own, builds examples/ against it with find_package(Headrace), and lets the
-# example reproduce a recording.
+# Installs both libraries into a folder of their own, builds examples/ against each with find_package(Headrace), and lets
+# the example reproduce a recording and catch an error.
+cmake_minimum_required(VERSION 3.22)
+
 set(work ${BUILD}/installed_example)
 file(REMOVE_RECURSE ${work})
-foreach(
-  command
-  "${CMAKE_COMMAND};--install;${BUILD};--prefix;${work}/prefix"
-  "${CMAKE_COMMAND};-S;${SOURCE}/examples;-B;${work}/build;-G;${GENERATOR};-D;CMAKE_PREFIX_PATH=${work}/prefix;-D;CMAKE_CXX_COMPILER=${CXX}"
-  "${CMAKE_COMMAND};--build;${work}/build"
-  "${work}/build/attend;${SOURCE}/tests/data/recordings/glm5_next"
-  "${work}/prefix/bin/headrace;--version")
-  execute_process(COMMAND ${command} RESULT_VARIABLE status)
-  if(NOT status EQUAL 0)
-    message(FATAL_ERROR "failed with status ${status}: ${command}")
+
+function(run expected_status)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
+  if(NOT status EQUAL expected_status)
+    message(FATAL_ERROR "status ${status} instead of ${expected_status}: ${ARGN}")
+  endif()
+endfunction()
+
+run(0 ${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
+run(0 ${work}/prefix/bin/headrace --version)
+foreach(library static shared)
+  set(build ${work}/${library})
+  run(0 ${CMAKE_COMMAND} -S ${SOURCE}/examples -B ${build} -G ${GENERATOR} -D CMAKE_PREFIX_PATH=${work}/prefix -D
+      CMAKE_CXX_COMPILER=${CXX} -D HEADRACE_LIBRARY=${library})
+  run(0 ${CMAKE_COMMAND} --build ${build})
+  run(0 ${build}/attend ${SOURCE}/tests/data/recordings/glm5_next)
+  run(2 ${build}/attend ${work}/no_such_folder)
+  file(STRINGS ${build}/attend needed REGEX "^libheadrace\\.so\\.[0-9]+\\.[0-9]+$")
+  if((library STREQUAL shared AND NOT needed) OR (library STREQUAL static AND needed))
+    message(FATAL_ERROR "the example was not linked with the ${library} library")
   endif()
 endforeach()

@@ -37,7 +37,7 @@ without() {
 # files PATTERN FOLDER...
 files() { find "${@:2}" \( -path ./build -o -path './.?*' \) -prune -o -type f -name "$1" -print0 | sort -z; }
 
-format() { { files '*.h' .; files '*.cpp' .; } | xargs -0 "$1" "${@:2}"; }
+format() { { files '*.h' .; files '*.cpp' .; files '*.cu' .; files '*.cuh' .; } | xargs -0 "$1" "${@:2}"; }
 
 # tidy TOOL FOLDER...: every source below, in parallel. The flags there are g++'s, and so is omp.h: clang has none
 # without the OpenMP package of its own, and does not know g++'s attribute of two words.

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # `make test`: the whole suite in a release build, the same suite under AddressSanitizer and
-# UndefinedBehaviorSanitizer, then the format check and clang-tidy where they are installed.
+# UndefinedBehaviorSanitizer, the CUDA kernels where there is nvcc, then, where they are installed, the libFuzzer targets,
+# the format check and clang-tidy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,8 +29,16 @@ suite() { OMP_WAIT_POLICY=passive ctest --preset "$1" --parallel "${jobs}"; }
 # "N" from ctest's "100% tests passed, 0 tests failed out of N".
 tests_passed() { sed -nE 's/^100% tests passed, 0 tests failed out of ([0-9]+)$/\1/p' "${logs}/$1.log"; }
 
+# The kernels and their test program, then how long nvcc took for each file (ninja notes begin and end in ms).
+build_cuda() {
+  cmake --preset cuda ${CI:+-DHEADRACE_WERROR=ON} &&
+    cmake --build --preset cuda --parallel "${jobs}" --target gpu_tests gpu_bench &&
+    awk '$4 ~ /\.cu\.o$/ { ms[$4] = $2 - $1 } END { for (f in ms) printf "%7.1f s  %s\n", ms[f] / 1000, f }' \
+      build/cuda/.ninja_log | sort -rn
+}
+
 mkdir -p "${logs}"
-tools/setup.sh
+tools/setup.sh ${CI:+--fuzz}
 
 step 'release build' build release
 step 'release tests' suite release
@@ -40,6 +49,17 @@ export UBSAN_OPTIONS=print_stacktrace=1
 step 'asan build' build asan
 step 'asan tests' suite asan
 
+# Where there is no GPU the tests on it say that they were skipped.
+if ! command -v nvcc >/dev/null; then
+  printf '\ncuda build: skipped, there is no nvcc\n'
+elif ! tools/fetch_cutlass.sh build/deps; then
+  printf '\ncuda build: skipped, the headers of CUTLASS could not be fetched\n'
+else
+  step 'cuda build' build_cuda
+  step 'cuda tests' suite cuda
+fi
+
+step 'fuzz' tools/fuzz.sh --if-installed
 step 'lint' tools/lint.sh --if-installed
 
 release=$(tests_passed release-tests)

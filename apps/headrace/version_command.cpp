@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "device/bf16_products.h"
 #include "device/tile_products.h"
+#include "headrace/version.h"
 #include "output.h"
 
 namespace headrace::app {
@@ -15,13 +16,13 @@ std::string_view bf16_target() { return device::has_bf16_products() ? "AVX512_BF
 
 }  // namespace
 
-std::string version_text() { return fmt::format("{} (commit {})", HEADRACE_VERSION, HEADRACE_COMMIT); }
+std::string version_text() { return fmt::format("{} (commit {})", version(), HEADRACE_COMMIT); }
 
 ExitStatus run_version(const Options& options) {
   const std::string_view target = device::tile_products_target();
   if (options.json) {
     Json document = new_document();
-    document["version"] = HEADRACE_VERSION;
+    document["version"] = version();
     document["commit"] = HEADRACE_COMMIT;
     Json paths = Json::array();
     for (const Path path : kPaths) {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "headrace/cache.h"
+#include "headrace/export.h"
 #include "headrace/geometry.h"
 #include "headrace/indexer.h"
 #include "headrace/plan.h"
@@ -41,7 +42,7 @@ struct Outputs {
 /// aligned to 64 bytes.
 /// @throws Error when a view does not match the plan, an exact length exceeds its bound, or a page of a request's
 ///         keys lies outside the cache
-void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
-            std::span<std::byte> workspace);
+HEADRACE_EXPORT void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
+                            std::span<std::byte> workspace);
 
 }  // namespace headrace

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "headrace/export.h"
 #include "headrace/geometry.h"
 #include "headrace/view.h"
 
@@ -21,10 +22,10 @@ namespace headrace {
 enum class CacheFormat : std::uint8_t { float32, bfloat16, fp8, fp8_ds_mla };
 
 /// "float32", "bf16", "fp8", "fp8_ds_mla": as --kv-cache-dtype spells it.
-[[nodiscard]] std::string_view name_of(CacheFormat format) noexcept;
+[[nodiscard]] HEADRACE_EXPORT std::string_view name_of(CacheFormat format) noexcept;
 
 /// The least bytes of a row: 528 for fp8_ds_mla without rope. @throws Error where the format cannot hold the geometry
-[[nodiscard]] std::int64_t cache_row_bytes(CacheFormat format, const Geometry& geometry);
+[[nodiscard]] HEADRACE_EXPORT std::int64_t cache_row_bytes(CacheFormat format, const Geometry& geometry);
 
 /// A paged cache that somebody else owns. Token `slot` lies at
 /// data + (slot / page_size) * page_stride + (slot % page_size) * row_stride; strides are in bytes.
@@ -55,16 +56,18 @@ using CacheView = BasicCacheView<const std::byte>;
 using MutableCacheView = BasicCacheView<std::byte>;
 
 /// Throws Error naming `name` unless the view's sizes, strides, alignment and scale suit rows of `row_bytes` bytes.
-void validate_cache(std::string_view name, const CacheView& cache, std::int64_t row_bytes, std::int64_t alignment);
+HEADRACE_EXPORT void validate_cache(std::string_view name, const CacheView& cache, std::int64_t row_bytes,
+                                    std::int64_t alignment);
 /// The same for latent rows of a format. @throws Error
-void validate_cache(const CacheView& cache, CacheFormat format, const Geometry& geometry);
+HEADRACE_EXPORT void validate_cache(const CacheView& cache, CacheFormat format, const Geometry& geometry);
 
 /// Writes new tokens' latents and rope keys to the cache, in its format.
 /// @param latent        [T, R] float32 or bfloat16, normalised
 /// @param rope_key      [T, rope] of the same dtype, rope applied; ignored when the rope dim is 0
 /// @param slot_mapping  [T] the slot of each token; -1 skips it. Two tokens must not name one slot.
 /// @throws Error for shapes, dtypes or a slot outside [-1, num_slots()); nothing is written then
-void append(const Geometry& geometry, CacheFormat format, const MutableCacheView& cache, ConstAnyView latent,
-            ConstAnyView rope_key, View<const std::int64_t> slot_mapping, int threads = 0);
+HEADRACE_EXPORT void append(const Geometry& geometry, CacheFormat format, const MutableCacheView& cache,
+                            ConstAnyView latent, ConstAnyView rope_key, View<const std::int64_t> slot_mapping,
+                            int threads = 0);
 
 }  // namespace headrace

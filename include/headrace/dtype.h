@@ -5,16 +5,18 @@
 #include <cstdint>
 #include <string_view>
 
+#include "headrace/export.h"
+
 namespace headrace {
 
 /// Element types. The compute dtype of a layer is `float32` or `bfloat16`; the others occur in checkpoints and caches.
 enum class DType : std::uint8_t { float32, bfloat16, float16, float8_e4m3, float8_e8m0, int32, int64, uint8 };
 
 /// Bytes of one element.
-[[nodiscard]] std::int64_t size_of(DType dtype) noexcept;
+[[nodiscard]] HEADRACE_EXPORT std::int64_t size_of(DType dtype) noexcept;
 
 /// "float32", "bfloat16", ... as the command line spells it.
-[[nodiscard]] std::string_view name_of(DType dtype) noexcept;
+[[nodiscard]] HEADRACE_EXPORT std::string_view name_of(DType dtype) noexcept;
 
 /// The upper half of an IEEE binary32. Conversion from float rounds to nearest even; NaN stays NaN.
 struct bfloat16 {
@@ -35,7 +37,7 @@ struct bfloat16 {
 };
 
 /// IEEE binary16, for checkpoints.
-struct float16 {
+struct HEADRACE_EXPORT float16 {
   std::uint16_t bits = 0;
   explicit operator float() const noexcept;
 };
@@ -43,7 +45,7 @@ struct float16 {
 /// OCP 8-bit float e4m3fn: no infinities, NaN is 0x7f and 0xff, largest finite value 448.
 /// Conversion from float rounds to nearest even and saturates at 448; NaN stays NaN.
 /// Source: "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0.
-struct float8_e4m3 {
+struct HEADRACE_EXPORT float8_e4m3 {
   std::uint8_t bits = 0;
 
   float8_e4m3() = default;
@@ -52,7 +54,7 @@ struct float8_e4m3 {
 };
 
 /// OCP microscaling scale e8m0: 2^(bits - 127); 0xff is NaN.
-struct float8_e8m0 {
+struct HEADRACE_EXPORT float8_e8m0 {
   std::uint8_t bits = 0;
   explicit operator float() const noexcept;
 };

@@ -4,11 +4,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "headrace/export.h"
+
 namespace headrace {
 
 /// The one exception type of the library. It names what was wrong, what was expected and what came:
 /// "block_table[3, 7]: expected a page in [0, 128), got 131".
-class Error : public std::runtime_error {
+class HEADRACE_EXPORT Error : public std::runtime_error {
  public:
   /// @param argument  the argument, field or file that is wrong, as the caller knows it
   /// @param expected  what it should have been

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "headrace/export.h"
+
 namespace headrace {
 
 /// The dimensions of one rank's multi-head latent attention. Names are those of Hugging Face configurations.
-struct Geometry {
+struct HEADRACE_EXPORT Geometry {
   std::int64_t num_heads = 0;         ///< query heads of this rank, >= 1
   std::int64_t kv_lora_rank = 0;      ///< R: latent values per token, shared by all heads, >= 1
   std::int64_t qk_nope_head_dim = 0;  ///< query/key dims without position, >= 1

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "headrace/cache.h"
+#include "headrace/export.h"
 #include "headrace/requests.h"
 #include "headrace/selection.h"
 #include "headrace/view.h"
@@ -11,7 +12,7 @@
 namespace headrace {
 
 /// The dimensions of an indexer: lightning (pool 1) or k-pool.
-struct IndexerGeometry {
+struct HEADRACE_EXPORT IndexerGeometry {
   std::int64_t num_heads = 0;  ///< index_n_heads
   std::int64_t head_dim = 0;   ///< index_head_dim
   std::int64_t topk = 0;       ///< index_topk, in keys
@@ -42,9 +43,10 @@ struct IndexerGeometry {
 /// @param slot_mapping  [T]; -1 skips. Two tokens must not name one slot. The other tokens of a pool that a token
 ///                      completes are read where the block table says they lie, from this step or an earlier one.
 /// @throws Error for shapes, dtypes, slots or pages out of range; nothing is written then
-void append_index_keys(const IndexerGeometry& indexer, DType compute, const MutableCacheView& cache, ConstAnyView key,
-                       ConstAnyView gate, View<const float> offset_bias, const Requests& requests,
-                       View<const std::int64_t> slot_mapping, int threads = 0);
+HEADRACE_EXPORT void append_index_keys(const IndexerGeometry& indexer, DType compute, const MutableCacheView& cache,
+                                       ConstAnyView key, ConstAnyView gate, View<const float> offset_bias,
+                                       const Requests& requests, View<const std::int64_t> slot_mapping,
+                                       int threads = 0);
 
 /// What the indexer asks with: the score of key j for query t is
 ///   sum over heads h of head_weight[t, h] * max(0, query[t, h] . key[j])
@@ -64,19 +66,21 @@ struct IndexQueries {
 /// @param count          [T] out
 /// @param workspace_bytes  at least select_workspace_minimum(indexer, longest seq_len); more is used where it helps
 /// @throws Error for shapes, dtypes, lengths or pages out of range, or too little workspace
-void select(const IndexerGeometry& indexer, DType compute, const CacheView& cache, const IndexQueries& queries,
-            const Requests& requests, View<const std::int64_t> scoring_begin, View<std::int32_t> index,
-            View<std::int32_t> count, std::int64_t workspace_bytes, int threads = 0);
+HEADRACE_EXPORT void select(const IndexerGeometry& indexer, DType compute, const CacheView& cache,
+                            const IndexQueries& queries, const Requests& requests,
+                            View<const std::int64_t> scoring_begin, View<std::int32_t> index, View<std::int32_t> count,
+                            std::int64_t workspace_bytes, int threads = 0);
 
 /// The least workspace with which `select` serves requests of up to `longest_seq_len` keys.
-[[nodiscard]] std::int64_t select_workspace_minimum(const IndexerGeometry& indexer, std::int64_t longest_seq_len);
+[[nodiscard]] HEADRACE_EXPORT std::int64_t select_workspace_minimum(const IndexerGeometry& indexer,
+                                                                    std::int64_t longest_seq_len);
 
 /// The scores of one query token, for checks and tools: of every key (lightning) or every complete pool (k-pool) that
 /// the row sees, bit for bit those `select` ranks; `scores` must hold them all. Returns how many there are.
 /// @param token  its number among the step's T tokens
 /// @throws Error as `select` does, and when the token is not the request's or `scores` is too short
-std::int64_t score_row(const IndexerGeometry& indexer, DType compute, const CacheView& cache,
-                       const IndexQueries& queries, const Requests& requests, std::int64_t request, std::int64_t token,
-                       View<float> scores);
+HEADRACE_EXPORT std::int64_t score_row(const IndexerGeometry& indexer, DType compute, const CacheView& cache,
+                                       const IndexQueries& queries, const Requests& requests, std::int64_t request,
+                                       std::int64_t token, View<float> scores);
 
 }  // namespace headrace

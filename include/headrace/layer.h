@@ -7,6 +7,7 @@
 #include <span>
 
 #include "headrace/attention.h"
+#include "headrace/export.h"
 #include "headrace/indexer.h"
 #include "headrace/model.h"
 #include "headrace/plan.h"
@@ -45,13 +46,14 @@ struct LayerWeights {
 /// @param config  load_model_config(folder), sharded for tensor parallelism
 /// @param rank    in [0, config.tp)
 /// @throws Error naming the tensor that is missing, of another shape or dtype, or the file that is damaged
-[[nodiscard]] LayerWeights load_layer_weights(const std::filesystem::path& folder, const ModelConfig& config,
-                                              std::int64_t layer, std::int64_t rank, DType compute);
+[[nodiscard]] HEADRACE_EXPORT LayerWeights load_layer_weights(const std::filesystem::path& folder,
+                                                              const ModelConfig& config, std::int64_t layer,
+                                                              std::int64_t rank, DType compute);
 
 /// Seeded random weights of the right shapes: normal with standard deviation 1/sqrt(fan-in), norms about 1. The same
 /// seed gives the same weights on every machine and for every number of threads.
-[[nodiscard]] LayerWeights random_layer_weights(const ModelConfig& config, std::int64_t layer, DType compute,
-                                                std::uint64_t seed);
+[[nodiscard]] HEADRACE_EXPORT LayerWeights random_layer_weights(const ModelConfig& config, std::int64_t layer,
+                                                                DType compute, std::uint64_t seed);
 
 /// What the projections make of a step's hidden states; all in the compute dtype unless noted.
 struct Projected {
@@ -65,7 +67,7 @@ struct Projected {
 };
 
 /// A selection with its memory.
-struct SelectionBuffer {
+struct HEADRACE_EXPORT SelectionBuffer {
   Tensor index;  ///< [T, width] int32
   Tensor count;  ///< [T] int32
 
@@ -80,7 +82,7 @@ struct LayerCaches {
 
 /// One sparse-MLA attention layer, hidden -> hidden, in stages that can be run, timed and replaced one by one.
 /// Immutable after construction; several threads may run several steps at once.
-class Layer {
+class HEADRACE_EXPORT Layer {
  public:
   /// @param layer  its number in the model
   /// @throws Error when a weight does not have the shape or dtype that `config` asks for, or the layer is not MLA

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "headrace/export.h"
 #include "headrace/geometry.h"
 #include "headrace/indexer.h"
 #include "headrace/selection.h"
@@ -41,7 +42,7 @@ enum class LayerKind : std::uint8_t {
 };
 
 /// What a Hugging Face config.json says about a model's attention layers.
-struct ModelConfig {
+struct HEADRACE_EXPORT ModelConfig {
   std::string model_type;  ///< deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32, glm_moe_dsa, ...
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;
@@ -84,15 +85,16 @@ struct ModelConfig {
 /// @param json  the text of a config.json
 /// @param name  how errors call it, e.g. the file's path
 /// @throws Error for malformed JSON, an unknown model_type or rope type, a missing, mistyped or impossible field
-[[nodiscard]] ModelConfig parse_model_config(std::string_view json, std::string_view name = "config.json");
+[[nodiscard]] HEADRACE_EXPORT ModelConfig parse_model_config(std::string_view json,
+                                                             std::string_view name = "config.json");
 
 /// Reads `path`, or `path`/config.json when it is a directory. @throws Error also when it cannot be read
-[[nodiscard]] ModelConfig load_model_config(const std::filesystem::path& path);
+[[nodiscard]] HEADRACE_EXPORT ModelConfig load_model_config(const std::filesystem::path& path);
 
 /// Names of the presets that ship with the library ("glm-5.3-flash", ...), sorted.
-[[nodiscard]] std::vector<std::string> preset_names();
+[[nodiscard]] HEADRACE_EXPORT std::vector<std::string> preset_names();
 
 /// A preset's configuration. @throws Error with the list of names when there is no such preset
-[[nodiscard]] ModelConfig preset(std::string_view name);
+[[nodiscard]] HEADRACE_EXPORT ModelConfig preset(std::string_view name);
 
 }  // namespace headrace

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "headrace/cache.h"
+#include "headrace/export.h"
 #include "headrace/geometry.h"
 #include "headrace/profile.h"
 #include "headrace/selection.h"
@@ -24,12 +26,12 @@ enum class Path : std::uint8_t {
 };
 inline constexpr Path kPaths[] = {Path::dense_mha, Path::masked_mha, Path::topk_mqa};
 
-[[nodiscard]] std::string_view name_of(Path path) noexcept;
+[[nodiscard]] HEADRACE_EXPORT std::string_view name_of(Path path) noexcept;
 /// @throws Error with the list of names for an unknown one
-[[nodiscard]] Path path_from_name(std::string_view name);
+[[nodiscard]] HEADRACE_EXPORT Path path_from_name(std::string_view name);
 
 /// Everything about an attention layer that does not change from step to step.
-struct Attention {
+struct HEADRACE_EXPORT Attention {
   Geometry geometry;
   SelectionRule rule;
   double scale = 0.0;  ///< softmax scale
@@ -49,10 +51,17 @@ struct Batch {
   bool exact = false;
 };
 
-/// The device a plan is made for.
+class CudaDevice;  // headrace/cuda.h
+
+/// The device a plan is made for: this machine's processor, or a GPU.
 struct Device {
-  int threads = 0;  ///< 0: as many as the machine has
+  int threads = 0;                             ///< of the processor; 0: as many as the machine has
+  std::shared_ptr<CudaDevice> cuda = nullptr;  ///< the GPU, whose paths compute in bfloat16; null: the processor
 };
+
+namespace attention {
+struct DevicePasses;
+}
 
 /// What a plan has to stay within.
 struct Limits {
@@ -64,7 +73,7 @@ struct Limits {
 
 struct Hints {
   std::optional<Path> force;       ///< this path for every row, or an Error with the reasons against it
-  std::optional<Profile> profile;  ///< absent: Profile::nominal_cpu
+  std::optional<Profile> profile;  ///< absent: Profile::nominal_cpu, or nominal_cuda
 };
 
 /// Rows at positions [begin, end) of one request, on one path.
@@ -102,9 +111,9 @@ struct Blocking {
   std::int64_t context_block = 0;  ///< keys at once (the MHA paths), a multiple of 64 unless it is everything
 };
 
-/// Which rows take which path, in which order, and the workspace that needs. Immutable; one plan serves all layers of a
-/// step that have the same Attention.
-class Plan {
+/// Which rows take which path, in which order, and the workspace that needs. One plan serves all layers of a step that
+/// have the same Attention; only `refresh` changes it.
+class HEADRACE_EXPORT Plan {
  public:
   [[nodiscard]] const Attention& attention() const noexcept { return attention_; }
   [[nodiscard]] std::span<const RequestPlan> requests() const noexcept { return requests_; }
@@ -113,14 +122,30 @@ class Plan {
   /// Made from exact lengths (Batch::exact): `attend` then takes no others.
   [[nodiscard]] bool exact() const noexcept { return exact_; }
   [[nodiscard]] const Blocking& blocking(Path path) const noexcept { return blocking_[static_cast<std::size_t>(path)]; }
+  /// What a GPU does for the plan, in its memory; null for a plan of the processor. For the library's own use.
+  [[nodiscard]] const attention::DevicePasses* device_passes() const noexcept { return device_passes_.get(); }
+  [[nodiscard]] const Device& device() const noexcept { return limits_.device; }
   /// The whole decision as text, one block a request.
   [[nodiscard]] std::string explain() const;
+
+  /// Makes the plan that of a later batch: as many requests, none longer than when the plan was made. Which rows take
+  /// which path, blocking and workspace stay as they were decided then; requests(), with the rows that read the
+  /// selection and the predicted times, exact() and explain() become those of the later lengths, and `attend` takes
+  /// these, or less where they are bounds. A plan may be refreshed any number of times, to shorter lengths and to
+  /// longer ones again.
+  /// @throws Error naming the request that is longer than the plan was made for or no longer covered on a path that
+  ///         needs it; the plan is unchanged then
+  void refresh(const Batch& later);
 
  private:
   friend class Router;
   Attention attention_;
-  std::vector<RequestPlan> requests_;
+  Limits limits_;
+  Hints hints_;
+  std::vector<RequestPlan> made_for_;  ///< the requests as the plan was made for them: the bounds of every refresh
+  std::vector<RequestPlan> requests_;  ///< the requests of the latest batch
   Blocking blocking_[3];
+  std::shared_ptr<const attention::DevicePasses> device_passes_;
   std::int64_t workspace_bytes_ = 0;
   int threads_ = 1;
   bool exact_ = false;
@@ -129,17 +154,18 @@ class Plan {
 /// Chooses for every request the exact path of least predicted time.
 /// @throws Error for malformed lengths, a forced path that cannot run (with its reasons), or a workspace limit below
 ///         the minimum (which the error states)
-[[nodiscard]] Plan plan(const Attention& attention, const Batch& batch, const Limits& limits = {},
-                        const Hints& hints = {});
+[[nodiscard]] HEADRACE_EXPORT Plan plan(const Attention& attention, const Batch& batch, const Limits& limits = {},
+                                        const Hints& hints = {});
 
 /// Bytes of workspace that are enough for the plan of every batch within limits.max_tokens and limits.max_seq_len,
 /// which must be stated: what an engine reserves once. No path needs more than it.
 /// @throws Error when a limit is not stated, or limits.workspace_bytes is below what some path needs at least
-[[nodiscard]] std::int64_t workspace_bound(const Attention& attention, const Limits& limits);
+[[nodiscard]] HEADRACE_EXPORT std::int64_t workspace_bound(const Attention& attention, const Limits& limits);
 
-/// The reasons why a path cannot serve rows at positions [begin, end) of a request; empty when it can.
+/// The reasons why a path cannot serve rows at positions [begin, end) of a request on a device; empty when it can.
 /// `exact` as in Batch.
-[[nodiscard]] std::vector<std::string> unmet_requirements(Path path, const Attention& attention, std::int64_t begin,
-                                                          std::int64_t end, bool exact);
+[[nodiscard]] HEADRACE_EXPORT std::vector<std::string> unmet_requirements(Path path, const Attention& attention,
+                                                                          std::int64_t begin, std::int64_t end,
+                                                                          bool exact, const Device& device = {});
 
 }  // namespace headrace

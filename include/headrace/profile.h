@@ -5,12 +5,13 @@
 #include <string>
 
 #include "headrace/dtype.h"
+#include "headrace/export.h"
 
 namespace headrace {
 
 /// Rates of a device, measured or nominal, from which times are predicted. All but the bandwidth are of one thread, in
 /// one compute dtype.
-struct Profile {
+struct HEADRACE_EXPORT Profile {
   std::string name;  ///< what was measured: "nominal", or the processor and the instruction set in use
   DType compute = DType::bfloat16;
   int threads = 1;                ///< that ran when it was measured
@@ -23,26 +24,29 @@ struct Profile {
 
   /// What the library assumes of a CPU that was not measured.
   [[nodiscard]] static Profile nominal_cpu(DType compute);
+  /// What the library assumes of an sm_90 GPU, the whole of it as one thread: rates measured on an H200
+  /// (docs/performance.md).
+  [[nodiscard]] static Profile nominal_cuda();
   /// Throws Error unless every rate is finite and > 0.
   void validate() const;
 };
 
 /// Measures this machine: runs each path on small problems and solves for the rates. Takes a second or two.
 /// @param threads  0: as many as the machine has
-[[nodiscard]] Profile measure_profile(DType compute, int threads);
+[[nodiscard]] HEADRACE_EXPORT Profile measure_profile(DType compute, int threads);
 
 /// A profile as JSON, {"schema": 1, ...}; the file is replaced at once or not at all.
 /// @throws Error when it cannot be written
-void save_profile(const Profile& profile, const std::filesystem::path& file);
+HEADRACE_EXPORT void save_profile(const Profile& profile, const std::filesystem::path& file);
 
 /// @throws Error when it cannot be read, is no profile, or a rate is not positive
-[[nodiscard]] Profile load_profile(const std::filesystem::path& file);
+[[nodiscard]] HEADRACE_EXPORT Profile load_profile(const std::filesystem::path& file);
 
 /// The name a measurement on this machine gets: processor and instruction set.
-[[nodiscard]] std::string machine_name();
+[[nodiscard]] HEADRACE_EXPORT std::string machine_name();
 
 /// Where this machine's profile for a dtype and thread count is kept: in $XDG_CACHE_HOME/headrace, or
 /// ~/.cache/headrace. Empty when neither is known.
-[[nodiscard]] std::filesystem::path profile_path(DType compute, int threads);
+[[nodiscard]] HEADRACE_EXPORT std::filesystem::path profile_path(DType compute, int threads);
 
 }  // namespace headrace

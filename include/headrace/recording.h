@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "headrace/export.h"
 #include "headrace/tensor.h"
 
 namespace headrace {
@@ -19,6 +20,6 @@ struct RecordedLayer {
 
 /// Reads a recording.safetensors: tensors layers.{i}.hidden_states, .output and .topk_indices. In order of layer.
 /// @throws Error for a damaged file, a layer without its tensors, or shapes that do not agree
-[[nodiscard]] std::vector<RecordedLayer> load_recording(const std::filesystem::path& path);
+[[nodiscard]] HEADRACE_EXPORT std::vector<RecordedLayer> load_recording(const std::filesystem::path& path);
 
 }  // namespace headrace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "headrace/export.h"
 #include "headrace/view.h"
 
 namespace headrace {
@@ -26,7 +27,7 @@ struct Selection {
 
 /// What is known of a selection without reading it: which rows it is sure to cover, that is, to select every causal
 /// key.
-class SelectionRule {
+class HEADRACE_EXPORT SelectionRule {
  public:
   enum class Kind : std::uint8_t { none, lightning, kpool, opaque };
 

@@ -7,13 +7,14 @@
 #include <memory>
 
 #include "headrace/dtype.h"
+#include "headrace/export.h"
 #include "headrace/view.h"
 
 namespace headrace {
 
 /// An owned, contiguous, row-major array whose element type is known at run time; 64-byte aligned, zero-filled.
 /// The library computes on views; this is for weights and for callers that have no allocator of their own.
-class Tensor {
+class HEADRACE_EXPORT Tensor {
  public:
   Tensor() = default;
   /// Throws Error when a size is negative or the byte count overflows or cannot be had.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "headrace/cache.h"
+#include "headrace/export.h"
 #include "headrace/requests.h"
 #include "headrace/selection.h"
 
@@ -11,7 +12,7 @@ namespace headrace {
 
 /// What is wrong, or merely unused, in a selection. Every path ignores such entries as the contract says; this counts
 /// them, so that whoever made the selection can find out.
-struct SelectionCounts {
+struct HEADRACE_EXPORT SelectionCounts {
   std::int64_t rows = 0;
   std::int64_t attended = 0;         ///< entries that count: each attended key once
   std::int64_t unused = 0;           ///< exactly -1, the usual padding
@@ -29,12 +30,12 @@ struct SelectionCounts {
 
 /// @param cache_page_size  of the cache that slots refer to; only for cache_slot space
 /// @throws Error for shapes that do not agree with the requests
-[[nodiscard]] SelectionCounts count_selection(const Selection& selection, const Requests& requests,
-                                              std::int64_t cache_page_size = 1);
+[[nodiscard]] HEADRACE_EXPORT SelectionCounts count_selection(const Selection& selection, const Requests& requests,
+                                                              std::int64_t cache_page_size = 1);
 
 /// Keys [0, seq_len) of all requests whose latent or rope key holds a NaN or an infinity.
 /// @throws Error for lengths or pages out of range
-[[nodiscard]] std::int64_t count_non_finite_keys(const Geometry& geometry, CacheFormat format, const CacheView& cache,
-                                                 const Requests& requests);
+[[nodiscard]] HEADRACE_EXPORT std::int64_t count_non_finite_keys(const Geometry& geometry, CacheFormat format,
+                                                                 const CacheView& cache, const Requests& requests);
 
 }  // namespace headrace

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "headrace/dtype.h"
+#include "headrace/export.h"
 
 namespace headrace {
 
@@ -17,9 +18,10 @@ using Dims = std::array<std::int64_t, 4>;
 
 /// Throws Error unless `expected` are exactly the first `rank` entries of `shape`. A negative expected size matches
 /// any.
-void expect_shape(std::string_view name, const Dims& shape, int rank, std::initializer_list<std::int64_t> expected);
+HEADRACE_EXPORT void expect_shape(std::string_view name, const Dims& shape, int rank,
+                                  std::initializer_list<std::int64_t> expected);
 /// Throws Error unless `actual` is `expected`.
-void expect_dtype(std::string_view name, DType expected, DType actual);
+HEADRACE_EXPORT void expect_dtype(std::string_view name, DType expected, DType actual);
 
 /// A strided window on memory somebody else owns: pointer, shape, strides (both in elements). Copying copies the
 /// window. `View<const T>` is read-only, and every input of the library is one. A default-constructed view is empty.

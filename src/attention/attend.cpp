@@ -2,12 +2,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "attention/arena.h"
 #include "attention/paths/path.h"
+#include "attention/segments.h"
 #include "attention/verbose.h"
 #include "cache/requests.h"
 #include "headrace/attention.h"
@@ -120,18 +120,15 @@ void validate_workspace(const Plan& plan, std::span<std::byte> workspace) {
   }
 }
 
-/// The rows of a path, request by request, with exact lengths: planned ranges are clipped, and the first segment of a
-/// request also takes rows below it (lengths below their bounds move rows towards the start; covered stays covered).
+/// The rows of a path, request by request, with exact lengths.
 std::vector<Rows> rows_on(Path path, const Plan& plan, const Requests& requests) {
   std::vector<Rows> rows;
   for (const RequestPlan& planned : plan.requests()) {
     const cache::Request exact = cache::request_of(requests, planned.request);
     for (std::size_t s = 0; s < planned.segments.size(); ++s) {
-      const Segment& segment = planned.segments[s];
-      const std::int64_t begin = std::max(s == 0 ? 0 : segment.begin, exact.context_len());
-      const std::int64_t end = std::min(segment.end, exact.seq_len);
-      if (segment.path == path && begin < end) {
-        rows.push_back({planned.request, begin, end});
+      const Segment segment = attention::clip_segment(planned, s, exact.context_len(), exact.seq_len);
+      if (segment.path == path && segment.begin < segment.end) {
+        rows.push_back({planned.request, segment.begin, segment.end});
       }
     }
   }
@@ -142,6 +139,9 @@ std::vector<Rows> rows_on(Path path, const Plan& plan, const Requests& requests)
 
 void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
             std::span<std::byte> workspace) {
+  if (plan.device().cuda != nullptr) {
+    throw Error("plan", "a plan for the processor", "one for a GPU, whose attend takes a stream (headrace/cuda.h)");
+  }
   validate_views(plan, weights, inputs, outputs);
   validate_workspace(plan, workspace);
   attention::VerboseCall verbose(plan, inputs.q.dim(0));
@@ -152,7 +152,7 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
       for (const Rows& some : rows) {
         verbose.add(path, some.count());
       }
-      attention::algorithm_of(path).run(call, rows, attention::Arena(workspace));
+      attention::cpu_path(path).run(call, rows, attention::Arena(workspace));
     }
   }
 }

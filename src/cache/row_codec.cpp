@@ -2,29 +2,14 @@
 #include "cache/row_codec.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "cache/fp8_ds_mla.h"
+#include "core/e4m3.h"
 
 namespace headrace::cache {
 namespace {
-
-std::array<float, 256> decode_table() noexcept {
-  std::array<float, 256> table{};
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    float8_e4m3 code;
-    code.bits = static_cast<std::uint8_t>(i);
-    table[i] = static_cast<float>(code);
-  }
-  return table;
-}
-
-float decode(std::byte code) noexcept {
-  static const std::array<float, 256> table = decode_table();
-  return table[static_cast<std::size_t>(code)];
-}
 
 float round_to(DType compute, float value) noexcept {
   return compute == DType::bfloat16 ? static_cast<float>(bfloat16(value)) : value;
@@ -42,6 +27,7 @@ void read_plain(const std::byte* source, std::int64_t n, DType compute, T* out) 
 
 template <class T>
 void read_e4m3(const std::byte* source, std::int64_t n, float scale, DType compute, T* out) noexcept {
+  const E4m3Table& decode = E4m3Table::get();
   for (std::int64_t i = 0; i < n; ++i) {
     out[i] = static_cast<T>(round_to(compute, decode(source[i]) * scale));
   }

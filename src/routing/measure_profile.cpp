@@ -45,7 +45,7 @@ attention::Work work_of(const Trial& trial, const Attention& attention, Path pat
   attention::Work sum;
   const Plan plan = trial.make_plan(path);
   for (const RequestPlan& request : plan.requests()) {
-    const attention::Work one = attention::algorithm_of(path).count_work(
+    const attention::Work one = attention::cpu_path(path).count_work(
         attention, request.context_len, request.context_len + request.query_len, request.query_len);
     sum.product_flops += one.product_flops;
     sum.mha_flops += one.mha_flops;

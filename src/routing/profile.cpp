@@ -61,6 +61,19 @@ Profile Profile::nominal_cpu(DType compute) {
   return profile;
 }
 
+Profile Profile::nominal_cuda() {
+  Profile profile;
+  profile.name = "nominal sm_90";
+  profile.compute = DType::bfloat16;
+  profile.product_gflops = 600e3;
+  profile.mha_gflops = 550e3;
+  profile.mqa_gflops = 400e3;
+  profile.gather_mkeys = 1500.0;
+  profile.mask_gkeys = 500.0;
+  profile.bandwidth_gbytes = 4000.0;
+  return profile;
+}
+
 void Profile::validate() const {
   for (const Rate& rate : kRates) {
     const double value = this->*rate.value;

@@ -8,7 +8,9 @@
 #include <limits>
 #include <numeric>
 
+#include "attention/paths/cuda_path.h"
 #include "device/parallel.h"
+#include "headrace/cuda.h"
 #include "headrace/error.h"
 #include "routing/cost_model.h"
 
@@ -17,6 +19,7 @@ namespace {
 
 /// What a plan takes at most when the caller sets no limit: enough for products and tiles to run at full rate.
 constexpr std::int64_t kDefaultWorkspace = std::int64_t{256} << 20;
+constexpr std::int64_t kDefaultCudaWorkspace = std::int64_t{2} << 30;
 
 void validate_lengths(const Batch& batch) {
   if (batch.query_len.size() != batch.seq_len_bound.size()) {
@@ -55,8 +58,18 @@ std::string why(const Options& options) {
 
 /// What a path may take: the limit, or the default where none is set.
 std::int64_t budget_of(const Limits& limits) noexcept {
-  return limits.workspace_bytes == Limits{}.workspace_bytes ? kDefaultWorkspace : limits.workspace_bytes;
+  if (limits.workspace_bytes != Limits{}.workspace_bytes) {
+    return limits.workspace_bytes;
+  }
+  return limits.device.cuda != nullptr ? kDefaultCudaWorkspace : kDefaultWorkspace;
 }
+
+Profile nominal_profile(const Attention& attention, const Device& device) {
+  return device.cuda != nullptr ? Profile::nominal_cuda() : Profile::nominal_cpu(attention.compute);
+}
+
+/// A GPU counts as one thread.
+int threads_of(const Device& device) { return device.cuda != nullptr ? 1 : device::thread_count(device.threads); }
 
 }  // namespace
 
@@ -65,8 +78,8 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
       batch_(batch),
       limits_(limits),
       hints_(hints),
-      profile_(hints.profile ? *hints.profile : Profile::nominal_cpu(attention.compute)),
-      threads_(device::thread_count(limits.device.threads)) {
+      profile_(hints.profile ? *hints.profile : nominal_profile(attention, limits.device)),
+      threads_(threads_of(limits.device)) {
   attention.validate();
   validate_lengths(batch);
   profile_.validate();
@@ -81,6 +94,9 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
     throw Error("batch.query_len", fmt::format("at most the limit of {} tokens", limits.max_tokens),
                 std::to_string(tokens));
   }
+  if (limits.device.cuda != nullptr && !limits.device.cuda->unmet().empty()) {
+    throw Error("limits.device", "a GPU that the kernels run on", limits.device.cuda->unmet());
+  }
   if (limits.workspace_bytes < 0) {
     throw Error("limits.workspace_bytes", "at least 0", std::to_string(limits.workspace_bytes));
   }
@@ -89,13 +105,14 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
 std::int64_t Router::budget() const noexcept { return budget_of(limits_); }
 
 std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
-  const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
-  const attention::Extents extents{.rows = 1, .request_rows = 1, .keys = keys, .threads = threads_};
+  const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
+  const attention::Extents extents{
+      .rows = 1, .request_rows = 1, .keys = keys, .total_keys = keys, .requests = 1, .threads = threads_};
   return algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
 }
 
 Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end) const {
-  const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
+  const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
   Option option{.path = path, .predicted_ms = 0.0, .unmet = {}};
   option.unmet = algorithm.unmet_requirements(attention_, begin, end, batch_.exact);
   const std::int64_t least = least_bytes(path, end);
@@ -104,8 +121,12 @@ Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end)
                                        end, limits_.workspace_bytes));
   }
   if (option.unmet.empty()) {
-    const attention::Extents extents{
-        .rows = end - begin, .request_rows = end - begin, .keys = end, .threads = threads_};
+    const attention::Extents extents{.rows = end - begin,
+                                     .request_rows = end - begin,
+                                     .keys = end,
+                                     .total_keys = end,
+                                     .requests = 1,
+                                     .threads = threads_};
     const Blocking blocking = algorithm.choose_blocking(attention_, extents, std::max(budget(), least));
     const attention::Work work = algorithm.count_work(attention_, begin, end, blocking.query_slice);
     option.predicted_ms = routing::predict_ms(work, profile_, threads_, end - begin);
@@ -160,7 +181,9 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
   if (whole == nullptr) {
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
     for (const Path path : kPaths) {
-      if (attention::algorithm_of(path).unmet_requirements(attention_, begin, end, batch_.exact).empty()) {
+      if (attention::algorithm_of(path, limits_.device)
+              .unmet_requirements(attention_, begin, end, batch_.exact)
+              .empty()) {
         least = std::min(least, least_bytes(path, end));
       }
     }
@@ -196,40 +219,46 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
                             name_of(second->path), why(rest), name_of(whole->path));
 }
 
-RequestPlan Router::route(std::int64_t request) const {
+RequestPlan Router::describe(std::int64_t request) const {
   const auto b = static_cast<std::size_t>(request);
   RequestPlan plan;
   plan.request = request;
   plan.query_len = batch_.query_len[b];
   plan.context_len = batch_.seq_len_bound[b] - batch_.query_len[b];
-  const std::int64_t begin = plan.context_len;
   const std::int64_t end = batch_.seq_len_bound[b];
-  if (plan.query_len == 0) {
-    plan.path = hints_.force.value_or(Path::topk_mqa);
-    plan.reason = "no query tokens";
-    plan.skip_scoring = true;
-    plan.scoring_begin = end;
-    return plan;
-  }
-  plan.scoring_begin = scoring_begin(begin, end);
+  plan.scoring_begin = plan.query_len == 0 ? end : scoring_begin(plan.context_len, end);
   plan.skip_scoring = plan.scoring_begin >= end;
-  const std::array<Option, 3> options = evaluate_all(begin, end);
-  if (hints_.force) {
-    route_forced(plan, options);
-  } else {
-    route_cheapest(plan, options);
-  }
+  return plan;
+}
+
+void Router::list_alternatives(RequestPlan& plan, const std::array<Option, 3>& options) {
   for (const Option& option : options) {
     if (option.path != plan.path) {
       plan.alternatives.push_back({option.path, option.predicted_ms, option.unmet});
     }
   }
+}
+
+RequestPlan Router::route(std::int64_t request) const {
+  RequestPlan plan = describe(request);
+  if (plan.query_len == 0) {
+    plan.path = hints_.force.value_or(Path::topk_mqa);
+    plan.reason = "no query tokens";
+    return plan;
+  }
+  const std::array<Option, 3> options = evaluate_all(plan.context_len, plan.context_len + plan.query_len);
+  if (hints_.force) {
+    route_forced(plan, options);
+  } else {
+    route_cheapest(plan, options);
+  }
+  list_alternatives(plan, options);
   return plan;
 }
 
 void Router::size_workspace(Plan& plan) const {
   for (const Path path : kPaths) {
-    attention::Extents extents{.threads = threads_};
+    attention::Extents extents{.requests = static_cast<std::int64_t>(plan.requests_.size()), .threads = threads_};
     for (const RequestPlan& request : plan.requests_) {
       for (const Segment& segment : request.segments) {
         if (segment.path != path) {
@@ -240,12 +269,13 @@ void Router::size_workspace(Plan& plan) const {
         extents.rows += rows;
         extents.request_rows = std::max(extents.request_rows, rows);
         extents.keys = std::max(extents.keys, request.context_len + request.query_len);
+        extents.total_keys += request.context_len + request.query_len;
       }
     }
     if (extents.rows == 0) {
       continue;
     }
-    const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
+    const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
     const std::int64_t least =
         algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
     Blocking& blocking = plan.blocking_[static_cast<std::size_t>(path)];
@@ -257,6 +287,8 @@ void Router::size_workspace(Plan& plan) const {
 Plan Router::make_plan() const {
   Plan plan;
   plan.attention_ = attention_;
+  plan.limits_ = limits_;
+  plan.hints_ = hints_;
   plan.threads_ = threads_;
   plan.exact_ = batch_.exact;
   plan.requests_.reserve(batch_.query_len.size());
@@ -264,6 +296,10 @@ Plan Router::make_plan() const {
     plan.requests_.push_back(route(static_cast<std::int64_t>(b)));
   }
   size_workspace(plan);
+  plan.made_for_ = plan.requests_;
+  if (limits_.device.cuda != nullptr) {
+    plan.device_passes_ = attention::make_device_passes(plan);
+  }
   return plan;
 }
 
@@ -280,10 +316,12 @@ std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
   const attention::Extents extents{.rows = limits.max_tokens,
                                    .request_rows = std::min(limits.max_tokens, limits.max_seq_len),
                                    .keys = limits.max_seq_len,
-                                   .threads = device::thread_count(limits.device.threads)};
+                                   .total_keys = limits.max_tokens * limits.max_seq_len,
+                                   .requests = limits.max_tokens,
+                                   .threads = threads_of(limits.device)};
   std::int64_t bound = 0;
   for (const Path path : kPaths) {
-    const attention::PathAlgorithm& algorithm = attention::algorithm_of(path);
+    const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits.device);
     const auto bytes = [&](std::int64_t budget) {
       return algorithm.workspace_bytes(attention, extents, algorithm.choose_blocking(attention, extents, budget));
     };
@@ -300,8 +338,8 @@ std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
 }
 
 std::vector<std::string> unmet_requirements(Path path, const Attention& attention, std::int64_t begin, std::int64_t end,
-                                            bool exact) {
-  return attention::algorithm_of(path).unmet_requirements(attention, begin, end, exact);
+                                            bool exact, const Device& device) {
+  return attention::algorithm_of(path, device).unmet_requirements(attention, begin, end, exact);
 }
 
 }  // namespace headrace

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ class Router {
   Router(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints);
 
   [[nodiscard]] Plan make_plan() const;
+  /// The requests of a plan at the lengths of this router's batch, every row on the path it was planned for.
+  /// @throws Error naming the request that is longer than planned or that its path cannot serve any more
+  [[nodiscard]] std::vector<RequestPlan> refresh(std::span<const RequestPlan> made_for) const;
 
  private:
   /// One path on some rows of a request.
@@ -29,9 +33,13 @@ class Router {
 
   [[nodiscard]] Option evaluate(Path path, std::int64_t begin, std::int64_t end) const;
   [[nodiscard]] std::array<Option, 3> evaluate_all(std::int64_t begin, std::int64_t end) const;
+  /// What the lengths alone say of a request, before it is routed.
+  [[nodiscard]] RequestPlan describe(std::int64_t request) const;
   [[nodiscard]] RequestPlan route(std::int64_t request) const;
+  [[nodiscard]] RequestPlan refresh(const RequestPlan& made_for) const;
   void route_forced(RequestPlan& plan, const std::array<Option, 3>& options) const;
   void route_cheapest(RequestPlan& plan, const std::array<Option, 3>& options) const;
+  static void list_alternatives(RequestPlan& plan, const std::array<Option, 3>& options);
   /// First position whose row reads the selection; the end of the request when none does.
   [[nodiscard]] std::int64_t scoring_begin(std::int64_t begin, std::int64_t end) const;
   void size_workspace(Plan& plan) const;

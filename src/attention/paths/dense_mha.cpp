@@ -15,12 +15,14 @@ class DenseMha final : public MhaAlgorithm {
 
  private:
   [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                                       bool exact) const override;
+                                                       bool exact) const override {
+    return uncovered_rows(attention.rule, begin, end, exact);
+  }
 };
 
-std::vector<std::string> DenseMha::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                                 bool exact) const {
-  const SelectionRule& rule = attention.rule;
+}  // namespace
+
+std::vector<std::string> uncovered_rows(const SelectionRule& rule, std::int64_t begin, std::int64_t end, bool exact) {
   const std::int64_t prefix = rule.covered_prefix();
   // Rows beyond the covered prefix: under a k-pool rule without a tail single ones may still be covered, which only
   // their exact position tells.
@@ -39,9 +41,7 @@ std::vector<std::string> DenseMha::unmet_by_rows(const Attention& attention, std
   return {};
 }
 
-}  // namespace
-
-const PathAlgorithm& dense_mha() {
+const CpuPath& dense_mha() {
   static const DenseMha algorithm;
   return algorithm;
 }

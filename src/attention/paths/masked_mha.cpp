@@ -28,7 +28,7 @@ class MaskedMha final : public MhaAlgorithm {
 
 }  // namespace
 
-const PathAlgorithm& masked_mha() {
+const CpuPath& masked_mha() {
   static const MaskedMha algorithm;
   return algorithm;
 }

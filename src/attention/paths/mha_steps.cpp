@@ -201,8 +201,7 @@ Support MhaAlgorithm::support() const {
   return {.compute = kCompute, .formats = kFormats};
 }
 
-Work MhaAlgorithm::count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
-                              std::int64_t query_slice) const {
+Work count_mha_work(const Attention& attention, std::int64_t begin, std::int64_t end, std::int64_t query_slice) {
   const Geometry& g = attention.geometry;
   const auto rows = static_cast<double>(end - begin);
   const double pairs = rows * (static_cast<double>(begin + end) + 1.0) / 2.0;

@@ -14,12 +14,14 @@ enum class MaskUse : std::uint8_t { causal, selection };
 
 /// What dense_mha and masked_mha have in common: per query slice and context block, gather latents, up-project them,
 /// flash attention onto the slice's float32 accumulators; then divide, apply the sink, store.
-class MhaAlgorithm : public PathAlgorithm {
+class MhaAlgorithm : public CpuPath {
  public:
   explicit MhaAlgorithm(MaskUse mask) noexcept : mask_(mask) {}
 
   [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                std::int64_t query_slice) const override;
+                                std::int64_t query_slice) const override {
+    return count_mha_work(attention, begin, end, query_slice);
+  }
   [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
                                              const Blocking& blocking) const final;
   /// Context blocks are kept long enough for the up-projection to run at full rate; the rest of the budget goes to long

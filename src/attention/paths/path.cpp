@@ -30,7 +30,7 @@ std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& atte
   return unmet;
 }
 
-const PathAlgorithm& algorithm_of(Path path) {
+const CpuPath& cpu_path(Path path) {
   switch (path) {
     case Path::dense_mha:
       return dense_mha();
@@ -40,6 +40,13 @@ const PathAlgorithm& algorithm_of(Path path) {
       break;
   }
   return topk_mqa();
+}
+
+const PathAlgorithm& algorithm_of(Path path, const Device& device) {
+  if (device.cuda != nullptr) {
+    return cuda_path(path);
+  }
+  return cpu_path(path);
 }
 
 }  // namespace headrace::attention

@@ -39,6 +39,8 @@ struct Extents {
   std::int64_t rows = 0;          ///< on this path, in all requests
   std::int64_t request_rows = 0;  ///< on this path, in the request that has most
   std::int64_t keys = 0;          ///< of the longest request on this path
+  std::int64_t total_keys = 0;    ///< of all requests on this path
+  std::int64_t requests = 0;      ///< of the batch, on whatever path
   int threads = 1;
 };
 
@@ -56,8 +58,8 @@ struct Support {
   std::span<const CacheFormat> formats;
 };
 
-/// One exact algorithm: what it needs, what it costs, how much memory it takes, and its sequence of steps. Knows
-/// nothing of routing.
+/// One exact algorithm on one kind of device: what it needs, what it costs, how much memory it takes. Knows nothing of
+/// routing.
 class PathAlgorithm {
  public:
   virtual ~PathAlgorithm() = default;
@@ -74,8 +76,6 @@ class PathAlgorithm {
   /// The blocking that does the least work within `budget` bytes, or, when none fits, the one that takes the least.
   [[nodiscard]] virtual Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                                  std::int64_t budget) const = 0;
-  /// Attention for the rows; `arena` holds at least workspace_bytes.
-  virtual void run(const Call& call, std::span<const Rows> rows, Arena arena) const = 0;
 
  protected:
   PathAlgorithm() = default;
@@ -91,15 +91,35 @@ class PathAlgorithm {
                                                                std::int64_t end, bool exact) const = 0;
 };
 
+/// An algorithm of the processor, with its sequence of steps.
+class CpuPath : public PathAlgorithm {
+ public:
+  /// Attention for the rows; `arena` holds at least workspace_bytes.
+  virtual void run(const Call& call, std::span<const Rows> rows, Arena arena) const = 0;
+};
+
 /// Plain causal attention over up-projected keys. Needs proof that the selection covers every row; never reads it.
-[[nodiscard]] const PathAlgorithm& dense_mha();
+[[nodiscard]] const CpuPath& dense_mha();
 /// Attention over up-projected keys under a bit mask made from the selection. Serves every row.
-[[nodiscard]] const PathAlgorithm& masked_mha();
+[[nodiscard]] const CpuPath& masked_mha();
 /// Absorbs the up-projection into the query, attends to the selected latents, and projects the result. Serves every
 /// row.
-[[nodiscard]] const PathAlgorithm& topk_mqa();
+[[nodiscard]] const CpuPath& topk_mqa();
 
-/// The algorithm behind a path on the CPU.
-[[nodiscard]] const PathAlgorithm& algorithm_of(Path path);
+/// The algorithm behind a path on the processor.
+[[nodiscard]] const CpuPath& cpu_path(Path path);
+/// The algorithm behind a path on the GPU (cuda_path.h); with a library built without CUDA there is no device to ask
+/// for it.
+[[nodiscard]] const PathAlgorithm& cuda_path(Path path);
+/// The algorithm behind a path on a device.
+[[nodiscard]] const PathAlgorithm& algorithm_of(Path path, const Device& device);
+
+/// What proves, or does not, that rows [begin, end) may go down dense_mha: the reasons against it.
+[[nodiscard]] std::vector<std::string> uncovered_rows(const SelectionRule& rule, std::int64_t begin, std::int64_t end,
+                                                      bool exact);
+
+/// The work of dense_mha on any device; masked_mha adds its masks.
+[[nodiscard]] Work count_mha_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                  std::int64_t query_slice);
 
 }  // namespace headrace::attention

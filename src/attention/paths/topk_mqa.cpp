@@ -198,7 +198,7 @@ std::int64_t bytes_with(const Attention& attention, const Extents& extents, std:
   return arena.used();
 }
 
-class TopkMqa final : public PathAlgorithm {
+class TopkMqa final : public CpuPath {
  public:
   [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
                                 std::int64_t query_slice) const override;
@@ -288,7 +288,7 @@ void TopkMqa::run(const Call& call, std::span<const Rows> rows, Arena arena) con
   }
 }
 
-const PathAlgorithm& topk_mqa() {
+const CpuPath& topk_mqa() {
   static const TopkMqa algorithm;
   return algorithm;
 }

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "attention/arena.h"
+#include "attention/paths/cuda_path.h"
+#include "attention/paths/mha_sm90.h"
+#include "device/cuda/device.h"
+#include "device/cuda/memory.h"
+#include "headrace/cuda.h"
+#include "headrace/error.h"
+
+namespace headrace {
+namespace attention {
+
+/// The passes of the MHA paths and their tables on the GPU.
+struct DevicePasses {
+  struct OfPath {
+    Extents extents;
+    MhaTables tables;
+  };
+  std::array<OfPath, 2> mha;  ///< dense_mha, masked_mha
+  device::cuda::DeviceBuffer memory;
+};
+
+namespace {
+
+const MhaSm90& mha_path(bool masked) {
+  static const MhaSm90 dense(false);
+  static const MhaSm90 with_masks(true);
+  return masked ? with_masks : dense;
+}
+
+/// There is none yet.
+class TopkMqaCuda final : public PathAlgorithm {
+ public:
+  [[nodiscard]] Work count_work(const Attention& /*attention*/, std::int64_t /*begin*/, std::int64_t /*end*/,
+                                std::int64_t /*query_slice*/) const override {
+    return {};
+  }
+  [[nodiscard]] std::int64_t workspace_bytes(const Attention& /*attention*/, const Extents& /*extents*/,
+                                             const Blocking& /*blocking*/) const override {
+    return 0;
+  }
+  [[nodiscard]] Blocking choose_blocking(const Attention& /*attention*/, const Extents& /*extents*/,
+                                         std::int64_t /*budget*/) const override {
+    return {};
+  }
+
+ private:
+  [[nodiscard]] Support support() const override {
+    static constexpr DType kCompute[] = {DType::bfloat16};
+    static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
+                                               CacheFormat::fp8_ds_mla};
+    return {.compute = kCompute, .formats = kFormats};
+  }
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& /*attention*/, std::int64_t /*begin*/,
+                                                       std::int64_t /*end*/, bool /*exact*/) const override {
+    return {"it has no kernel for this GPU"};
+  }
+};
+
+/// The plan's rows on a path, and what its workspace was sized for.
+std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
+  std::vector<RowsOnPath> rows;
+  extents.requests = static_cast<std::int64_t>(plan.requests().size());
+  for (const RequestPlan& request : plan.requests()) {
+    for (std::size_t s = 0; s < request.segments.size(); ++s) {
+      const Segment& segment = request.segments[s];
+      if (segment.path != path) {
+        continue;
+      }
+      RowsOnPath some{.request = request.request, .begin = segment.begin, .end = segment.end};
+      some.first_position = segment.begin;
+      some.row_count = segment.end - segment.begin;
+      if (!plan.exact()) {
+        // Lengths below their bounds may move every row into this segment.
+        some.begin = s == 0 ? 0 : segment.begin;
+        some.row_count = std::min(request.query_len, segment.end - some.begin);
+        some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
+      }
+      rows.push_back(some);
+      extents.rows += some.row_count;
+      extents.request_rows = std::max(extents.request_rows, some.row_count);
+      extents.keys = std::max(extents.keys, request.context_len + request.query_len);
+      extents.total_keys += request.context_len + request.query_len;
+    }
+  }
+  return rows;
+}
+
+/// Puts arrays one after the other into one buffer.
+class Tables {
+ public:
+  template <class T>
+  std::int64_t add(const std::vector<T>& values) {
+    bytes_.resize((bytes_.size() + 15) / 16 * 16);
+    const auto at = static_cast<std::int64_t>(bytes_.size());
+    const auto raw = std::as_bytes(std::span(values));
+    bytes_.insert(bytes_.end(), raw.begin(), raw.end());
+    return at;
+  }
+  [[nodiscard]] device::cuda::DeviceBuffer upload() const {
+    device::cuda::DeviceBuffer buffer(static_cast<std::int64_t>(std::max<std::size_t>(bytes_.size(), 1)));
+    buffer.upload(bytes_);
+    return buffer;
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+const PathAlgorithm& cuda_path(Path path) {
+  static const TopkMqaCuda mqa;
+  if (path == Path::topk_mqa) {
+    return mqa;
+  }
+  return mha_path(path == Path::masked_mha);
+}
+
+std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan) {
+  CudaDevice::State& device = plan.device().cuda->state();
+  device::cuda::make_current(device.ordinal);
+  static_cast<void>(device.projections(plan.attention().geometry));
+
+  auto passes = std::make_shared<DevicePasses>();
+  Tables tables;
+  std::array<std::array<std::int64_t, 3>, 2> at{};
+  for (std::size_t masked = 0; masked < 2; ++masked) {
+    DevicePasses::OfPath& of = passes->mha[masked];
+    const Path path = masked == 0 ? Path::dense_mha : Path::masked_mha;
+    const std::vector<RowsOnPath> rows = rows_on(plan, path, of.extents);
+    of.tables.passes = mha_path(masked == 1).plan_passes(plan, rows);
+    at[masked] = {tables.add(of.tables.passes.runs), tables.add(of.tables.passes.spans),
+                  tables.add(of.tables.passes.tiles)};
+  }
+  passes->memory = tables.upload();
+  for (std::size_t masked = 0; masked < 2; ++masked) {
+    const std::byte* base = passes->memory.data();
+    MhaTables& to = passes->mha[masked].tables;
+    to.runs = reinterpret_cast<const cache::cuda::KeyRun*>(base + at[masked][0]);
+    to.spans = reinterpret_cast<const mha::sm90::RequestSpan*>(base + at[masked][1]);
+    to.tiles = reinterpret_cast<const mha::sm90::QueryTile*>(base + at[masked][2]);
+  }
+  return passes;
+}
+
+}  // namespace attention
+
+namespace {
+
+/// What the host can check: shapes, dtypes and strides. The rest is on the GPU, where the kernels check it.
+void validate(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs) {
+  const Attention& attention = plan.attention();
+  const Geometry& g = attention.geometry;
+  const auto contiguous = [](const char* name, std::int64_t stride) {
+    if (stride != 1) {
+      throw Error(name, "a contiguous last dimension", "stride " + std::to_string(stride));
+    }
+  };
+  inputs.q.expect("q", {-1, g.num_heads, g.qk_head_dim()});
+  expect_dtype("q", DType::bfloat16, inputs.q.dtype());
+  contiguous("q", inputs.q.stride(2));
+  weights.kv_b_proj.expect("kv_b_proj", {g.num_heads * (g.qk_nope_head_dim + g.v_head_dim), g.kv_lora_rank});
+  expect_dtype("kv_b_proj", DType::bfloat16, weights.kv_b_proj.dtype());
+  if (!weights.sink.empty()) {
+    weights.sink.expect("sink", {g.num_heads});
+    contiguous("sink", weights.sink.stride(0));
+  }
+  const std::int64_t tokens = inputs.q.dim(0);
+  outputs.out.expect("out", {tokens, g.num_heads, g.v_head_dim});
+  if (outputs.out.dtype() != DType::float32) {
+    expect_dtype("out", DType::bfloat16, outputs.out.dtype());
+  }
+  contiguous("out", outputs.out.stride(2));
+  if (!outputs.lse.empty()) {
+    outputs.lse.expect("lse", {tokens, g.num_heads});
+    contiguous("lse", outputs.lse.stride(1));
+  }
+  validate_cache(inputs.cache, attention.format, g);
+  const auto requests = static_cast<std::int64_t>(plan.requests().size());
+  inputs.requests.query_start.expect("query_start", {requests + 1});
+  inputs.requests.seq_len.expect("seq_len", {requests});
+  inputs.requests.block_table.expect("block_table", {requests, -1});
+  contiguous("query_start", inputs.requests.query_start.stride(0));
+  contiguous("seq_len", inputs.requests.seq_len.stride(0));
+  if (inputs.selection.index.empty()) {
+    for (const RequestPlan& request : plan.requests()) {
+      if (!request.skip_scoring) {
+        throw Error("selection.index",
+                    "a selection, for rows of request " + std::to_string(request.request) + " are not covered by " +
+                        attention.rule.to_string(),
+                    "none");
+      }
+    }
+  } else {
+    inputs.selection.index.expect("selection.index", {tokens, -1});
+    if (inputs.selection.space != attention.space) {
+      throw Error("selection.space", "the space of the plan's attention", "the other");
+    }
+    if (!inputs.selection.count.empty()) {
+      inputs.selection.count.expect("selection.count", {tokens});
+    }
+  }
+}
+
+}  // namespace
+
+void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
+            std::span<std::byte> workspace, Stream stream) {
+  if (plan.device_passes() == nullptr) {
+    throw Error("plan", "a plan for a GPU (Limits.device.cuda)", "one for the processor");
+  }
+  validate(plan, weights, inputs, outputs);
+  if (static_cast<std::int64_t>(workspace.size()) < plan.workspace_bytes()) {
+    throw Error("workspace", "at least " + std::to_string(plan.workspace_bytes()) + " bytes",
+                std::to_string(workspace.size()));
+  }
+  constexpr std::uintptr_t kAlignment = 256;
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kAlignment != 0) {
+    throw Error("workspace", "an address divisible by 256", "another");
+  }
+  if (inputs.q.dim(0) == 0) {
+    return;
+  }
+  const attention::Call call{plan, weights, inputs, outputs};
+  for (std::size_t masked = 0; masked < 2; ++masked) {
+    const attention::DevicePasses::OfPath& of = plan.device_passes()->mha[masked];
+    if (!of.tables.passes.passes.empty()) {
+      attention::mha_path(masked == 1).run(call, of.extents, of.tables, attention::Arena(workspace), stream);
+    }
+  }
+}
+
+}  // namespace headrace

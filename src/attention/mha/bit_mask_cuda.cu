@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Selections to bit masks, laid out by key tile for the flash-attention kernel.
+//
+// A block of 256 threads makes 8 rows of one request, a warp a row, in a window of at most 256 key tiles:
+//   1. the warp clears its row's bitmap in shared memory, reads the row's selection four entries a lane and sets bits
+//   by
+//      atomics, columns in order (neighbouring entries that fall into one 32-bit word are joined first: sorted
+//      selections are dense);
+//   2. the block stores the window tile by tile, each thread a tile of a row: it puts the columns into the order in
+//   which
+//      the attention kernel's threads hold them, 40 instructions, and stores 16 bytes. 8 rows of a tile are contiguous.
+// Windows are the grid's second dimension; a row's selection is read once for each.
+// Shared memory: 8 * 257 * 16 bytes = 32.9 KB at most; an odd number of tiles a row keeps rows in different banks.
+//
+// Bytes: 4 a selected entry read, 16 a row and key tile written. 16,384 rows of 2,048 entries among 16,384 keys: 134 MB
+// read; 54 MB written with tiles of 80, 34 MB with tiles of 128. Floor at 4.3 TB/s: 44 and 39 us. Shared-memory
+// atomics, about 10 cycles for 128 entries of a warp, take some 12 us of every multiprocessor beside it, and the
+// reordering 7 us. Budget: 65 and 60 us.
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <string>
+
+#include "attention/mha/bit_mask_cuda.h"
+#include "device/cuda/check.cuh"
+#include "headrace/error.h"
+
+namespace headrace::attention::cuda {
+namespace {
+
+using mha::sm90::kMaskWords;
+using mha::sm90::kQueryTile;
+using mha::sm90::RequestSpan;
+
+constexpr int kWarp = 32;
+constexpr int kRows = 8;  // of a block: one a warp
+constexpr int kThreads = kRows * kWarp;
+constexpr int kWindowTiles = 256;
+constexpr int kEntriesInFlight = 4;  // vectors of four entries a lane
+static_assert(kQueryTile % kRows == 0 && kMaskWords * sizeof(std::uint32_t) == sizeof(uint4));
+
+/// An entry of a page map: the page above, the block below; all ones where there is none.
+constexpr unsigned long long kNoEntry = ~0ULL;
+
+[[nodiscard]] __host__ __device__ constexpr unsigned long long pack_entry(std::uint32_t page, std::uint32_t block) {
+  return static_cast<unsigned long long>(page) << 32 | block;
+}
+
+/// Where the search for a page starts.
+__device__ std::uint32_t hash(std::uint32_t page, std::uint32_t entries) {
+  return __umulhi(page * 2654435769U, entries);
+}
+
+struct PageMapParams {
+  const std::int32_t* seq_len;
+  const std::int32_t* block_table;
+  std::int64_t seq_len_stride;
+  std::int64_t table_row_stride;
+  std::int64_t table_stride;
+  std::int64_t table_width;
+  std::int64_t num_pages;
+  std::int64_t page_size;
+  std::uint64_t* entries;
+  std::uint32_t num_entries;
+};
+
+__global__ void __launch_bounds__(kThreads) page_map_kernel(const PageMapParams p) {
+  const std::int64_t request = blockIdx.y;
+  const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t seq_len = p.seq_len[request * p.seq_len_stride];
+  // Half of the entries stay free, so that every search ends.
+  if (block * p.page_size >= seq_len || block >= p.table_width || block >= p.num_entries / 2) {
+    return;
+  }
+  const std::int64_t page = p.block_table[request * p.table_row_stride + block * p.table_stride];
+  if (page < 0 || page >= p.num_pages) {
+    return;
+  }
+  auto* entries = reinterpret_cast<unsigned long long*>(p.entries) + request * p.num_entries;
+  const auto own = pack_entry(static_cast<std::uint32_t>(page), static_cast<std::uint32_t>(block));
+  for (std::uint32_t i = hash(static_cast<std::uint32_t>(page), p.num_entries);;
+       i = i + 1 == p.num_entries ? 0 : i + 1) {
+    const unsigned long long before = atomicCAS(entries + i, kNoEntry, own);
+    if (before == kNoEntry) {
+      return;
+    }
+    if (before >> 32 == own >> 32) {
+      atomicMin(entries + i, own);
+      return;
+    }
+  }
+}
+
+/// SelectionRule::covers as arithmetic on positions.
+struct Coverage {
+  std::int64_t complete_pools;  // a row that sees more is not covered; -1: none is
+  std::int64_t pool;
+  bool tail;
+
+  explicit Coverage(const SelectionRule& rule)
+      : complete_pools(rule.topk() / rule.pool()), pool(rule.pool()), tail(rule.tail()) {
+    switch (rule.kind()) {
+      case SelectionRule::Kind::none:
+        complete_pools = std::numeric_limits<std::int64_t>::max();
+        break;
+      case SelectionRule::Kind::opaque:
+        complete_pools = -1;
+        break;
+      case SelectionRule::Kind::lightning:
+      case SelectionRule::Kind::kpool:
+        break;
+    }
+  }
+  [[nodiscard]] __device__ bool covers(std::int64_t position) const {
+    const std::int64_t keys = position + 1;
+    return keys / pool <= complete_pools && (tail || keys % pool == 0);
+  }
+};
+
+struct MaskParams {
+  Coverage coverage;
+  const std::int32_t* index;
+  const std::int32_t* count;  // null: all columns count
+  std::int64_t index_row_stride;
+  std::int64_t index_stride;
+  std::int64_t count_stride;
+  std::int64_t tokens;
+  std::int32_t width;
+  const std::int32_t* query_start;
+  const std::int32_t* seq_len;
+  std::int64_t query_start_stride;
+  std::int64_t seq_len_stride;
+  const RequestSpan* spans;
+  std::int64_t num_requests;
+  uint4* mask;
+  std::int64_t mask_rows;
+  std::int32_t tiles;
+  std::int32_t window_tiles;
+  const std::uint64_t* page_map;
+  std::uint32_t page_map_entries;
+  std::uint32_t page_size;
+};
+
+/// What a block works on, found by whichever thread holds the request that owns its rows.
+struct BlockWork {
+  std::int32_t request;
+  std::int32_t row;      // the block's first row among the span's query rows
+  std::int32_t rows;     // query rows of the span
+  std::int32_t begin;    // position of the span's first query row
+  std::int32_t context;  // keys before the request's first query token
+  std::int32_t token;    // of the request's first query token
+  std::int32_t key_begin;
+  std::int32_t key_end;
+};
+
+/// Looks for the request whose rows of the mask hold `mask_row`; false where none does.
+__device__ bool find_work(const MaskParams& p, std::int64_t mask_row, BlockWork& found) {
+  bool any = false;
+  for (std::int64_t b = threadIdx.x; b < p.num_requests; b += kThreads) {
+    const RequestSpan span = p.spans[b];
+    const std::int32_t token = p.query_start[b * p.query_start_stride];
+    const std::int32_t query_len = p.query_start[(b + 1) * p.query_start_stride] - token;
+    const std::int32_t seq_len = p.seq_len[b * p.seq_len_stride];
+    const std::int32_t context = seq_len - query_len;
+    const std::int32_t begin = max(span.rows_begin, context) + span.first_row;
+    const std::int32_t rows = min(span.row_count, min(span.rows_end, seq_len) - begin);
+    const std::int64_t row = mask_row - span.first_slice_row;
+    constexpr std::int32_t kTile = static_cast<std::int32_t>(kQueryTile);
+    if (rows > 0 && row >= 0 && row < (static_cast<std::int64_t>(rows) + kTile - 1) / kTile * kTile) {
+      found = {
+          static_cast<std::int32_t>(b), static_cast<std::int32_t>(row), rows, begin, context, token, span.keys_begin,
+          min(span.keys_end, seq_len)};
+      any = true;
+    }
+  }
+  return any;
+}
+
+/// The bitmap of a row's keys [first, first + span) in shared memory: four 32-bit words a key tile, columns in order.
+template <int kKeyTile>
+class RowBits {
+ public:
+  __device__ RowBits(uint4* tiles, std::uint32_t first, std::uint32_t span)
+      : words_(reinterpret_cast<std::uint32_t*>(tiles)), first_(first), span_(span) {}
+
+  /// Sets four keys' bits. Keys outside the window, negative ones among them, are left out: unsigned arithmetic puts
+  /// them past its end.
+  __device__ void set(const std::int32_t (&keys)[4]) const {
+    std::uint32_t word = 0;
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t key = static_cast<std::uint32_t>(keys[i]) - first_;
+      if (key < span_) {
+        const std::uint32_t column = key % kKeyTile;
+        const std::uint32_t own = key / kKeyTile * static_cast<std::uint32_t>(kMaskWords) + column / 32;
+        if (own != word && bits != 0) {
+          atomicOr(words_ + word, bits);
+          bits = 0;
+        }
+        word = own;
+        bits |= 1U << column % 32;
+      }
+    }
+    if (bits != 0) {
+      atomicOr(words_ + word, bits);
+    }
+  }
+
+  /// Sets word `index` to what it is when every key of the window is set, or to nothing.
+  __device__ void assign(int index, bool all) const {
+    constexpr int kWords = static_cast<int>(kMaskWords);
+    const int column = index % kWords * 32;
+    const int first = index / kWords * kKeyTile + column;
+    const int keys = min(min(32, kKeyTile - column), static_cast<int>(span_) - first);
+    words_[index] = !all || keys <= 0 ? 0 : ~0U >> (32 - keys);
+  }
+
+ private:
+  std::uint32_t* words_;
+  std::uint32_t first_;
+  std::uint32_t span_;
+};
+
+/// A selection entry as a position; -1 where it is none of the request's.
+template <bool kSlots>
+__device__ std::int32_t position_of(const MaskParams& p, const std::uint64_t* page_map, std::int32_t entry) {
+  if constexpr (kSlots) {
+    if (entry < 0) {
+      return -1;
+    }
+    const std::uint32_t page = static_cast<std::uint32_t>(entry) / p.page_size;
+    for (std::uint32_t i = hash(page, p.page_map_entries);; i = i + 1 == p.page_map_entries ? 0 : i + 1) {
+      const unsigned long long found = __ldg(reinterpret_cast<const unsigned long long*>(page_map) + i);
+      if (found == kNoEntry) {
+        return -1;
+      }
+      if (found >> 32 == page) {
+        const std::int64_t block = static_cast<std::uint32_t>(found);
+        // A position past the keys may exceed 32 bits where a page reaches far over them.
+        const std::int64_t position = block * p.page_size + static_cast<std::uint32_t>(entry) % p.page_size;
+        return position <= std::numeric_limits<std::int32_t>::max() ? static_cast<std::int32_t>(position) : -1;
+      }
+    }
+  } else {
+    return entry;
+  }
+}
+
+/// Sets the bits of one row's selection; the lanes of a warp share its columns.
+template <int kKeyTile, bool kVector, bool kSlots>
+__device__ void read_selection(const MaskParams& p, const BlockWork& work, std::int64_t token,
+                               const RowBits<kKeyTile>& bits) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int32_t* row = p.index + token * p.index_row_stride;
+  const std::uint64_t* page_map =
+      kSlots ? p.page_map + static_cast<std::int64_t>(work.request) * p.page_map_entries : nullptr;
+  const std::int32_t columns = p.count == nullptr ? p.width : max(0, min(p.width, p.count[token * p.count_stride]));
+  const auto set = [&](std::int32_t(&entries)[4]) {
+#pragma unroll
+    for (std::int32_t& entry : entries) {
+      entry = position_of<kSlots>(p, page_map, entry);
+    }
+    bits.set(entries);
+  };
+  std::int32_t done = 0;
+  if constexpr (kVector) {
+    const int vectors = columns / 4;
+    done = vectors * 4;
+    const int4* from = reinterpret_cast<const int4*>(row);
+    for (int first = lane; first < vectors; first += kEntriesInFlight * kWarp) {
+      int4 read[kEntriesInFlight];
+#pragma unroll
+      for (int i = 0; i < kEntriesInFlight; ++i) {
+        const int at = first + i * kWarp;
+        read[i] = at < vectors ? __ldg(from + at) : int4{-1, -1, -1, -1};
+      }
+#pragma unroll
+      for (int i = 0; i < kEntriesInFlight; ++i) {
+        std::int32_t entries[4] = {read[i].x, read[i].y, read[i].z, read[i].w};
+        set(entries);
+      }
+    }
+  }
+  for (std::int32_t c = done + lane; c < columns; c += kWarp) {
+    std::int32_t entries[4] = {row[c * p.index_stride], -1, -1, -1};
+    set(entries);
+  }
+}
+
+/// Exchanges the bits of `mask` with those `distance` above them.
+template <int kDistance, std::uint32_t kMask>
+__device__ std::uint32_t exchange(std::uint32_t word) {
+  const std::uint32_t changed = (word >> kDistance ^ word) & kMask;
+  return word ^ changed ^ changed << kDistance;
+}
+
+/// A key tile of a row, columns in order, as the attention kernel reads it: column 8 j + 2 i + c becomes bit 2 j + c of
+/// word i. In a word first, the numbers of bits are permuted, so that byte i has the columns of word i; then the bytes
+/// are sorted by word.
+__device__ uint4 to_accumulator_order(uint4 tile) {
+  const auto sort_bits = [](std::uint32_t word) { return exchange<6, 0x00cc00ccU>(exchange<12, 0x0000f0f0U>(word)); };
+  const std::uint32_t a = sort_bits(tile.x);
+  const std::uint32_t b = sort_bits(tile.y);
+  const std::uint32_t c = sort_bits(tile.z);
+  const std::uint32_t d = sort_bits(tile.w);
+  const std::uint32_t ab_low = __byte_perm(a, b, 0x5140);
+  const std::uint32_t cd_low = __byte_perm(c, d, 0x5140);
+  const std::uint32_t ab_high = __byte_perm(a, b, 0x7362);
+  const std::uint32_t cd_high = __byte_perm(c, d, 0x7362);
+  return {__byte_perm(ab_low, cd_low, 0x5410), __byte_perm(ab_low, cd_low, 0x7632),
+          __byte_perm(ab_high, cd_high, 0x5410), __byte_perm(ab_high, cd_high, 0x7632)};
+}
+
+/// Tiles from a row of a window to the next in shared memory.
+__host__ __device__ constexpr int row_pitch(int window_tiles) { return window_tiles | 1; }
+
+template <int kKeyTile, bool kVector, bool kSlots>
+__global__ void __launch_bounds__(kThreads) bit_mask_kernel(const MaskParams p) {
+  extern __shared__ uint4 window[];
+  __shared__ BlockWork work;
+
+  const std::int64_t mask_row = static_cast<std::int64_t>(blockIdx.x) * kRows;
+  BlockWork found{};
+  const bool mine = find_work(p, mask_row, found);
+  if (mine) {
+    work = found;
+  }
+  if (__syncthreads_or(static_cast<int>(mine)) == 0) {
+    return;
+  }
+
+  const int first_tile = static_cast<int>(blockIdx.y) * p.window_tiles;
+  const int tiles = min(p.window_tiles, p.tiles - first_tile);
+  const int pitch = row_pitch(p.window_tiles);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+
+  const std::int32_t row = work.row + warp;
+  const std::int32_t position = work.begin + row;
+  const std::int64_t token = static_cast<std::int64_t>(work.token) + position - work.context;
+  const bool exists = row < work.rows && token >= 0 && token < p.tokens;
+  const bool covered = exists && p.coverage.covers(position);
+  const std::int64_t window_begin = static_cast<std::int64_t>(work.key_begin) + std::int64_t{first_tile} * kKeyTile;
+  const std::int64_t visible_end = covered || !kSlots ? min(work.key_end, position + 1) : work.key_end;
+  const std::int64_t visible = min(std::int64_t{tiles} * kKeyTile, exists ? visible_end - window_begin : 0);
+  const RowBits<kKeyTile> bits(window + warp * pitch, static_cast<std::uint32_t>(window_begin),
+                               static_cast<std::uint32_t>(max(std::int64_t{0}, visible)));
+  for (int i = lane; i < tiles * static_cast<int>(kMaskWords); i += kWarp) {
+    bits.assign(i, covered);
+  }
+  __syncwarp();
+  if (visible > 0 && !covered) {
+    read_selection<kKeyTile, kVector, kSlots>(p, work, token, bits);
+  }
+  __syncthreads();
+
+  for (int i = static_cast<int>(threadIdx.x); i < tiles * kRows; i += kThreads) {
+    const int tile = i / kRows;
+    const int r = i % kRows;
+    p.mask[(std::int64_t{first_tile} + tile) * p.mask_rows + mask_row + r] =
+        to_accumulator_order(window[r * pitch + tile]);
+  }
+}
+
+template <int kKeyTile>
+void launch(const MaskParams& params, bool vector, bool slots, Stream stream) {
+  const auto kernel = slots
+                          ? (vector ? bit_mask_kernel<kKeyTile, true, true> : bit_mask_kernel<kKeyTile, false, true>)
+                          : (vector ? bit_mask_kernel<kKeyTile, true, false> : bit_mask_kernel<kKeyTile, false, false>);
+  MaskParams p = params;
+  p.window_tiles = std::min(p.tiles, kWindowTiles);
+  const auto bytes = static_cast<std::size_t>(kRows * row_pitch(p.window_tiles)) * sizeof(uint4);
+  const dim3 grid(static_cast<unsigned>(p.mask_rows / kRows),
+                  static_cast<unsigned>((p.tiles + p.window_tiles - 1) / p.window_tiles));
+  kernel<<<grid, kThreads, bytes, device::cuda::native(stream)>>>(p);
+  device::cuda::check_launch("bit masks");
+}
+
+void expect(bool well, const char* name, const char* expected, std::int64_t actual) {
+  if (!well) {
+    throw Error(name, expected, std::to_string(actual));
+  }
+}
+
+void validate(const MaskPass& pass) {
+  const bool slots = pass.selection.space == SelectionSpace::cache_slot;
+  expect(pass.key_tile == 64 || pass.key_tile == 80 || pass.key_tile == 128, "key_tile", "64, 80 or 128",
+         pass.key_tile);
+  if (!pass.selection.index.empty()) {
+    pass.selection.index.expect("selection.index", {-1, -1});
+  }
+  if (!pass.selection.count.empty()) {
+    pass.selection.count.expect("selection.count", {pass.selection.index.dim(0)});
+  }
+  expect(pass.selection.index.dim(1) <= std::numeric_limits<std::int32_t>::max(), "selection.index",
+         "fewer than 2^31 columns", pass.selection.index.dim(1));
+  pass.requests.seq_len.expect("seq_len", {-1});
+  const std::int64_t requests = pass.requests.seq_len.dim(0);
+  pass.requests.query_start.expect("query_start", {requests + 1});
+  pass.spans.expect("spans", {requests});
+  expect(requests <= 1 || pass.spans.stride(0) == 1, "spans", "contiguous entries", pass.spans.stride(0));
+  pass.mask.expect("mask", {-1, -1, kMaskWords});
+  const std::int64_t rows = pass.mask.dim(1);
+  expect(rows % kQueryTile == 0, "mask", "a multiple of 128 rows", rows);
+  expect(pass.mask.stride(2) == 1 && pass.mask.stride(1) == kMaskWords && pass.mask.stride(0) == rows * kMaskWords,
+         "mask", "contiguous words", pass.mask.stride(0));
+  expect(reinterpret_cast<std::uintptr_t>(pass.mask.data()) % alignof(uint4) == 0, "mask", "an address divisible by 16",
+         static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pass.mask.data()) % alignof(uint4)));
+  expect(pass.mask.dim(0) <= std::numeric_limits<std::int32_t>::max() / pass.key_tile, "mask", "fewer than 2^31 keys",
+         pass.mask.dim(0) * pass.key_tile);
+  if (slots) {
+    pass.page_map.entries.expect("page_map", {requests, -1});
+    expect(pass.page_size >= 1, "page_size", "at least 1", pass.page_size);
+    expect(pass.page_map.entries.dim(1) >= 2, "page_map", "at least 2 entries a request", pass.page_map.entries.dim(1));
+  }
+}
+
+}  // namespace
+
+std::int64_t page_map_entries(std::int64_t seq_len_bound, std::int64_t page_size) noexcept {
+  return 2 * std::max<std::int64_t>(1, (seq_len_bound + page_size - 1) / page_size);
+}
+
+void build_page_map(const CacheView& cache, const Requests& requests, const PageMap& map, Stream stream) {
+  requests.seq_len.expect("seq_len", {-1});
+  const std::int64_t count = requests.seq_len.dim(0);
+  requests.block_table.expect("block_table", {count, -1});
+  map.entries.expect("page_map", {count, -1});
+  const std::int64_t entries = map.entries.dim(1);
+  expect(entries >= 2 && entries <= std::numeric_limits<std::uint32_t>::max(), "page_map", "2 to 2^32 - 1 entries",
+         entries);
+  expect(map.entries.stride(0) == entries && map.entries.stride(1) == 1, "page_map", "contiguous entries",
+         map.entries.stride(0));
+  if (count == 0) {
+    return;
+  }
+  const PageMapParams params{
+      .seq_len = requests.seq_len.data(),
+      .block_table = requests.block_table.data(),
+      .seq_len_stride = requests.seq_len.stride(0),
+      .table_row_stride = requests.block_table.stride(0),
+      .table_stride = requests.block_table.stride(1),
+      .table_width = requests.block_table.dim(1),
+      .num_pages = cache.num_pages,
+      .page_size = cache.page_size,
+      .entries = map.entries.data(),
+      .num_entries = static_cast<std::uint32_t>(entries),
+  };
+  const auto s = device::cuda::native(stream);
+  device::cuda::check(cudaMemsetAsync(map.entries.data(), 0xff, static_cast<std::size_t>(count * entries) * 8, s),
+                      "cudaMemsetAsync");
+  const dim3 grid(static_cast<unsigned>((entries / 2 + kThreads - 1) / kThreads), static_cast<unsigned>(count));
+  page_map_kernel<<<grid, kThreads, 0, s>>>(params);
+  device::cuda::check_launch("page map");
+}
+
+void build_bit_masks(const MaskPass& pass, Stream stream) {
+  validate(pass);
+  if (pass.mask.dim(0) == 0 || pass.mask.dim(1) == 0 || pass.requests.seq_len.dim(0) == 0) {
+    return;
+  }
+  const Selection& selection = pass.selection;
+  const bool slots = selection.space == SelectionSpace::cache_slot;
+  const bool counted = !selection.count.empty();
+  const MaskParams params{
+      .coverage = Coverage(pass.rule),
+      .index = selection.index.data(),
+      .count = counted ? selection.count.data() : nullptr,
+      .index_row_stride = selection.index.stride(0),
+      .index_stride = selection.index.stride(1),
+      .count_stride = counted ? selection.count.stride(0) : 0,
+      .tokens = selection.index.empty() ? std::numeric_limits<std::int64_t>::max() : selection.index.dim(0),
+      .width = static_cast<std::int32_t>(selection.index.dim(1)),
+      .query_start = pass.requests.query_start.data(),
+      .seq_len = pass.requests.seq_len.data(),
+      .query_start_stride = pass.requests.query_start.stride(0),
+      .seq_len_stride = pass.requests.seq_len.stride(0),
+      .spans = pass.spans.data(),
+      .num_requests = pass.requests.seq_len.dim(0),
+      .mask = reinterpret_cast<uint4*>(pass.mask.data()),
+      .mask_rows = pass.mask.dim(1),
+      .tiles = static_cast<std::int32_t>(pass.mask.dim(0)),
+      .window_tiles = 0,
+      .page_map = slots ? pass.page_map.entries.data() : nullptr,
+      .page_map_entries = slots ? static_cast<std::uint32_t>(pass.page_map.entries.dim(1)) : 0,
+      .page_size = static_cast<std::uint32_t>(pass.page_size),
+  };
+  const bool vector = selection.index.stride(1) == 1 && selection.index.stride(0) % 4 == 0 &&
+                      reinterpret_cast<std::uintptr_t>(selection.index.data()) % alignof(int4) == 0;
+  switch (pass.key_tile) {
+    case 64:
+      return launch<64>(params, vector, slots, stream);
+    case 80:
+      return launch<80>(params, vector, slots, stream);
+    default:
+      return launch<128>(params, vector, slots, stream);
+  }
+}
+
+}  // namespace headrace::attention::cuda

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include "attention/mha/bit_mask_cuda.h"
+#include "attention/mha/sm90.h"
+#include "attention/paths/mha_sm90.h"
+#include "attention/project_cuda.h"
+#include "cache/cuda.h"
+#include "device/cuda/device.h"
+
+namespace headrace::attention {
+namespace {
+
+using mha::sm90::kMaskWords;
+using mha::sm90::kQueryTile;
+
+/// The widest page map is that of pages of one token.
+constexpr std::int64_t kSmallestPage = 1;
+
+std::int64_t round_up(std::int64_t n, std::int64_t step) noexcept { return (n + step - 1) / step * step; }
+std::int64_t round_down(std::int64_t n, std::int64_t step) noexcept { return n / step * step; }
+
+bool meets_keys_in_blocks(const Extents& extents, const Blocking& blocking) noexcept {
+  return extents.keys > blocking.context_block;
+}
+
+/// The workspace of a call, cut into its arrays.
+struct Memory {
+  Memory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking, bool masked) {
+    const Geometry& g = attention.geometry;
+    const std::int64_t keys = blocking.context_block;
+    const std::int64_t longest = std::min(keys, extents.keys);
+    const std::int64_t tile = mha::sm90::key_tile(g);
+    counter = arena.take<std::int32_t>(1).data();
+    latent = arena.take<bfloat16>(keys * g.kv_lora_rank).data();
+    rope_key = arena.take<bfloat16>(keys * g.qk_rope_head_dim).data();
+    up = arena.take<bfloat16>(keys * g.num_heads * (g.qk_nope_head_dim + g.v_head_dim)).data();
+    if (masked) {
+      mask = arena.take<std::uint32_t>(blocking.query_slice * round_up(longest, tile) / tile * kMaskWords).data();
+      if (attention.space == SelectionSpace::cache_slot) {
+        map_entries = cuda::page_map_entries(extents.keys, kSmallestPage);
+        map = arena.take<std::uint64_t>(extents.requests * map_entries).data();
+      }
+    }
+    if (meets_keys_in_blocks(extents, blocking)) {
+      accumulated = arena.take<float>(blocking.query_slice * g.num_heads * g.v_head_dim).data();
+      lse = arena.take<float>(blocking.query_slice * g.num_heads).data();
+    }
+  }
+
+  std::int32_t* counter = nullptr;
+  bfloat16* latent = nullptr;
+  bfloat16* rope_key = nullptr;
+  bfloat16* up = nullptr;
+  std::uint32_t* mask = nullptr;
+  std::uint64_t* map = nullptr;
+  std::int64_t map_entries = 0;
+  float* accumulated = nullptr;
+  float* lse = nullptr;
+};
+
+/// Bytes that a packed key takes, and those that a row of a slice takes when it meets `keys` keys at once.
+std::int64_t key_bytes(const Geometry& g) noexcept {
+  return 2 * (g.latent_dim() + g.num_heads * (g.qk_nope_head_dim + g.v_head_dim));
+}
+std::int64_t mask_bytes(const Geometry& g, std::int64_t keys) noexcept {
+  const std::int64_t tile = mha::sm90::key_tile(g);
+  return round_up(keys, tile) / tile * kMaskWords * 4;
+}
+std::int64_t result_bytes(const Geometry& g) noexcept { return 4 * g.num_heads * (g.v_head_dim + 1); }
+
+}  // namespace
+
+std::vector<std::string> MhaSm90::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                bool exact) const {
+  const Geometry& g = attention.geometry;
+  std::vector<std::string> unmet = mha::sm90::unmet_requirements(g);
+  if (g.kv_lora_rank % 8 != 0) {
+    unmet.push_back("its products need a kv_lora_rank that is a multiple of 8, not " + std::to_string(g.kv_lora_rank));
+  }
+  if (!masked_) {
+    for (std::string& reason : uncovered_rows(attention.rule, begin, end, exact)) {
+      unmet.push_back(std::move(reason));
+    }
+  }
+  return unmet;
+}
+
+Support MhaSm90::support() const {
+  static constexpr DType kCompute[] = {DType::bfloat16};
+  static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
+                                             CacheFormat::fp8_ds_mla};
+  return {.compute = kCompute, .formats = kFormats};
+}
+
+Work MhaSm90::count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                         std::int64_t query_slice) const {
+  Work work = count_mha_work(attention, begin, end, query_slice == 0 || masked_ ? end - begin : query_slice);
+  if (masked_) {
+    const std::int64_t words = mask_bytes(attention.geometry, end) / 4;
+    work.mask_keys = static_cast<double>(end - begin) * static_cast<double>(words + attention.rule.keys_at(end - 1));
+  }
+  return work;
+}
+
+std::int64_t MhaSm90::workspace_bytes(const Attention& attention, const Extents& extents,
+                                      const Blocking& blocking) const {
+  Arena arena;
+  const Memory memory(arena, attention, extents, blocking, masked_);
+  return arena.used();
+}
+
+Blocking MhaSm90::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
+  const Geometry& g = attention.geometry;
+  const std::int64_t tile = mha::sm90::key_tile(g);
+  const std::int64_t all_keys = std::max<std::int64_t>(extents.total_keys, 1);
+  const std::int64_t longest = std::max<std::int64_t>(extents.keys, 1);
+  const std::int64_t all_rows =
+      round_up(extents.rows, kQueryTile) + std::min(extents.rows, extents.requests) * kQueryTile;
+  const std::int64_t request_rows = std::max(kQueryTile, round_up(extents.request_rows, kQueryTile));
+  const auto fits = [&](const Blocking& blocking) { return workspace_bytes(attention, extents, blocking) <= budget; };
+
+  Blocking blocking{.query_slice = masked_ ? all_rows : 0, .context_block = all_keys};
+  if (fits(blocking)) {
+    return blocking;
+  }
+  const Blocking whole{.query_slice = masked_ ? kQueryTile : 0, .context_block = longest};
+  blocking = whole;
+  if (fits(blocking)) {
+    std::int64_t rest = budget - workspace_bytes(attention, extents, blocking);
+    if (masked_) {
+      // Half of the rest for rows: one more up-projection of the context is saved for each slice less.
+      const std::int64_t rows = round_down(kQueryTile + rest / 2 / mask_bytes(g, longest), kQueryTile);
+      blocking.query_slice = std::min(rows, all_rows);
+      rest = budget - workspace_bytes(attention, extents, blocking);
+    }
+    blocking.context_block = std::min(all_keys, longest + rest / key_bytes(g));
+    while (blocking.context_block > longest && !fits(blocking)) {
+      --blocking.context_block;
+    }
+    return blocking;
+  }
+  blocking.context_block = std::clamp(round_down(budget / 2 / key_bytes(g), tile), tile, round_up(longest, tile));
+  const std::int64_t row_bytes = result_bytes(g) + (masked_ ? mask_bytes(g, blocking.context_block) : 0);
+  const std::int64_t rows = round_down((budget - blocking.context_block * key_bytes(g)) / row_bytes, kQueryTile);
+  blocking.query_slice = std::clamp(rows, kQueryTile, request_rows);
+  while (blocking.query_slice > kQueryTile && !fits(blocking)) {
+    blocking.query_slice -= kQueryTile;
+  }
+  while (blocking.context_block > tile && !fits(blocking)) {
+    blocking.context_block -= tile;
+  }
+  // Where nothing fits, the least: results that wait for later blocks may take more than a few keys.
+  return fits(blocking) || workspace_bytes(attention, extents, blocking) < workspace_bytes(attention, extents, whole)
+             ? blocking
+             : whole;
+}
+
+MhaPasses MhaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const {
+  const Blocking& blocking = plan.blocking(path());
+  return plan_mha_passes(rows, static_cast<std::int64_t>(plan.requests().size()),
+                         {.keys = blocking.context_block, .slice_rows = blocking.query_slice},
+                         mha::sm90::key_tile(plan.attention().geometry), masked_);
+}
+
+void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tables, Arena arena, Stream stream) const {
+  const Attention& attention = call.plan.attention();
+  const Geometry& g = attention.geometry;
+  const Inputs& inputs = call.inputs;
+  const Memory memory(arena, attention, extents, call.plan.blocking(path()), masked_);
+  CudaDevice::State& device = call.plan.device().cuda->state();
+  const cuda::Projections& projections = device.projections(g);
+  const std::int64_t requests = inputs.requests.seq_len.dim(0);
+  const std::int64_t head_columns = g.qk_nope_head_dim + g.v_head_dim;
+  const auto q = inputs.q.as<bfloat16>("q");
+
+  const bool slots = masked_ && attention.space == SelectionSpace::cache_slot;
+  cuda::PageMap map;
+  if (slots) {
+    map.entries = View<std::uint64_t>(memory.map, {requests, memory.map_entries});
+    cuda::build_page_map(inputs.cache, inputs.requests, map, stream);
+  }
+  for (const MhaPass& pass : tables.passes.passes) {
+    const View<bfloat16> latent(memory.latent, {pass.keys, g.kv_lora_rank});
+    const View<bfloat16> rope_key(memory.rope_key, {pass.keys, g.qk_rope_head_dim});
+    const View<bfloat16> up(memory.up, {pass.keys, g.num_heads, head_columns});
+    cache::cuda::gather(g, attention.format, inputs.cache, inputs.requests,
+                        View<const cache::cuda::KeyRun>(tables.runs + pass.first_run, {pass.num_runs}), latent,
+                        rope_key, stream);
+    projections.up_project(latent, call.weights.kv_b_proj.as<bfloat16>("kv_b_proj"), up, stream);
+    const View<const mha::sm90::RequestSpan> spans(tables.spans + pass.first_span, {requests});
+    if (masked_) {
+      cuda::build_bit_masks({.rule = attention.rule,
+                             .selection = inputs.selection,
+                             .requests = inputs.requests,
+                             .spans = spans,
+                             .key_tile = mha::sm90::key_tile(g),
+                             .mask = View<std::uint32_t>(memory.mask, {pass.key_tiles, pass.slice_rows, kMaskWords}),
+                             .page_map = map,
+                             .page_size = inputs.cache.page_size},
+                            stream);
+    }
+    mha::sm90::Pass launch;
+    launch.geometry = g;
+    launch.scale = static_cast<float>(attention.scale);
+    launch.causal = !slots;
+    launch.query = {q.data(), q.dim(0), q.stride(0), q.stride(1)};
+    launch.key_nope = {up.data(), pass.keys, up.stride(0), up.stride(1)};
+    launch.key_rope = {rope_key.data(), pass.keys, rope_key.stride(0), 0};
+    launch.value = {up.data() + g.qk_nope_head_dim, pass.keys, up.stride(0), up.stride(1)};
+    launch.query_start = inputs.requests.query_start.data();
+    launch.seq_len = inputs.requests.seq_len.data();
+    launch.spans = spans.data();
+    launch.tiles = tables.tiles + pass.first_tile;
+    launch.num_tiles = pass.num_tiles;
+    launch.counter = memory.counter;
+    launch.mask = masked_ ? memory.mask : nullptr;
+    launch.mask_rows = pass.slice_rows;
+    if (pass.has_earlier) {
+      launch.earlier = memory.accumulated;
+      launch.earlier_lse = memory.lse;
+    }
+    launch.to_slice = pass.to_slice;
+    if (pass.to_slice) {
+      launch.out = memory.accumulated;
+      launch.out_float32 = true;
+      launch.out_row_stride = g.num_heads * g.v_head_dim;
+      launch.out_head_stride = g.v_head_dim;
+      launch.lse = memory.lse;
+      launch.lse_row_stride = g.num_heads;
+    } else {
+      const AnyView& out = call.outputs.out;
+      launch.out = out.data();
+      launch.out_float32 = out.dtype() == DType::float32;
+      launch.out_row_stride = out.stride(0);
+      launch.out_head_stride = out.stride(1);
+      if (!call.outputs.lse.empty()) {
+        launch.lse = call.outputs.lse.data();
+        launch.lse_row_stride = call.outputs.lse.stride(0);
+      }
+      launch.sink = call.weights.sink.empty() ? nullptr : call.weights.sink.data();
+    }
+    mha::sm90::launch(launch, device.capability.multiprocessors, stream.handle);
+  }
+}
+
+}  // namespace headrace::attention

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "headrace/plan.h"
+
+namespace headrace::attention {
+
+/// The rows of a planned segment that exist at lengths within the planned ones; none when begin >= end. Shorter lengths
+/// move rows towards the start, so the first segment of a request also takes those below it: what lengths prove
+/// covered stays covered.
+[[nodiscard]] inline Segment clip_segment(const RequestPlan& planned, std::size_t number, std::int64_t context_len,
+                                          std::int64_t seq_len) noexcept {
+  Segment segment = planned.segments[number];
+  segment.begin = number == 0 ? context_len : std::max(segment.begin, context_len);
+  segment.end = std::min(segment.end, seq_len);
+  return segment;
+}
+
+}  // namespace headrace::attention

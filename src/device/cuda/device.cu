@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/mha/sm90.h"
+#include "device/cuda/device.h"
+#include "device/cuda/stream.h"
+#include "headrace/error.h"
+
+namespace headrace {
+
+const attention::cuda::Projections& CudaDevice::State::projections(const Geometry& g) {
+  const std::scoped_lock lock(mutex_);
+  const auto key = std::make_tuple(g.num_heads, g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim);
+  const auto found = projections_.find(key);
+  if (found != projections_.end()) {
+    return found->second;
+  }
+  const auto& made = projections_.try_emplace(key, products, g).first->second;
+  made.warm_up(Stream{});
+  return made;
+}
+
+int CudaDevice::count() noexcept { return device::cuda::device_count(); }
+
+CudaDevice::CudaDevice(int ordinal) {
+  if (ordinal < 0 || ordinal >= count()) {
+    throw Error("device", "a CUDA device in [0, " + std::to_string(count()) + ")", std::to_string(ordinal));
+  }
+  device::cuda::make_current(ordinal);
+  state_ = std::make_unique<State>();
+  state_->ordinal = ordinal;
+  state_->capability = device::cuda::probe(ordinal);
+  if (!state_->capability.is_sm90()) {
+    state_->unmet = "its kernels are compiled for compute capability 9.0, " + state_->capability.name + " has " +
+                    std::to_string(state_->capability.major) + "." + std::to_string(state_->capability.minor);
+  }
+}
+
+CudaDevice::~CudaDevice() = default;
+
+int CudaDevice::ordinal() const noexcept { return state_->ordinal; }
+const std::string& CudaDevice::name() const noexcept { return state_->capability.name; }
+const std::string& CudaDevice::unmet() const noexcept { return state_->unmet; }
+
+void CudaDevice::warm_up(const Attention& attention) {
+  attention.validate();
+  device::cuda::make_current(ordinal());
+  static_cast<void>(state_->projections(attention.geometry));
+  attention::mha::sm90::load(attention.geometry);
+  device::cuda::synchronize(Stream{});
+}
+
+}  // namespace headrace

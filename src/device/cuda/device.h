@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "attention/project_cuda.h"
+#include "device/cuda/probe.h"
+#include "device/cuda/products.h"
+#include "headrace/cuda.h"
+
+namespace headrace {
+
+struct CudaDevice::State {
+  int ordinal = 0;
+  device::cuda::Capability capability;
+  std::string unmet;
+  device::cuda::ProductLibrary products;
+
+  /// The products of a geometry; chosen and loaded when first asked for.
+  [[nodiscard]] const attention::cuda::Projections& projections(const Geometry& geometry);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>,
+           attention::cuda::Projections>
+      projections_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "device/cuda/stream.h"
+#include "headrace/dtype.h"
+#include "headrace/view.h"
+
+namespace headrace::device::cuda {
+
+/// cuBLASLt and the workspace of its products, for the device that is current at construction. Products of one of these
+/// must not run on two streams at once: they share the workspace.
+class ProductLibrary {
+ public:
+  ProductLibrary();
+  ~ProductLibrary();
+  ProductLibrary(const ProductLibrary&) = delete;
+  ProductLibrary& operator=(const ProductLibrary&) = delete;
+
+ private:
+  friend class Product;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// What stays the same from call to call of a product.
+struct ProductShape {
+  std::int64_t columns = 0;  ///< of c; a multiple of 8
+  std::int64_t inner = 0;    ///< a multiple of 8
+  std::int64_t batch = 1;
+  bool b_transposed = false;    ///< b is [batch, columns, inner], not [batch, inner, columns]
+  DType out = DType::bfloat16;  ///< or float32
+};
+
+/// c[:, g] = a[:, g] b[g] for g in [0, batch): bfloat16 operands, accumulated in float32 and rounded once, for any
+/// number of rows. The algorithms, at most three, are chosen at construction by ranges of the number of rows, so that
+/// no number of rows is the first to pay for a choice, and the bits depend on the shape and the number of rows alone.
+class Product {
+ public:
+  /// @throws Error for a shape that cuBLASLt has no algorithm for
+  Product(const ProductLibrary& library, const ProductShape& shape);
+  ~Product();
+  Product(Product&&) noexcept;
+  Product& operator=(Product&&) = delete;
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+
+  /// Runs every algorithm once, on memory of its own, and waits: afterwards their code is on the device.
+  void warm_up(Stream stream) const;
+
+  /// Queues the product; allocates nothing and can be captured in a graph.
+  /// @param a  [rows, batch, inner]
+  /// @param b  [batch, columns, inner] or [batch, inner, columns]
+  /// @param c  [rows, batch, columns] of the shape's dtype
+  /// @throws Error unless the last dim of each is contiguous, and addresses and other strides are multiples of 16 bytes
+  void run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, Stream stream) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace headrace::device::cuda

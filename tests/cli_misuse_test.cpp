@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a user does wrong, and what the machine refuses: exit status and message.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "support/cli.h"
+#include "support/files.h"
+
+namespace headrace {
+namespace {
+
+namespace fs = std::filesystem;
+using test::copy_config;
+using test::expect_error;
+using test::read_file;
+using test::recording;
+using test::Result;
+using test::run;
+using test::status_of;
+using test::TemporaryFolder;
+using test::write_file;
+
+TEST(Cli, MisuseIsStatus2) {
+  for (const char* arguments : {"bogus",
+                                "models --bogus",
+                                "models extra",
+                                "route --model glm-5",
+                                "route --batch 1",
+                                "route --model no-such-model --batch 1",
+                                "route --model ./no/such/folder --batch 1",
+                                "route --model glm-5 --batch 0x3",
+                                "route --model glm-5 --batch 1 --tp 3",
+                                "route --model glm-5 --batch 1 --tp 0",
+                                "route --model glm-5 --batch 1 --tp",
+                                "route --model glm-5 --batch 1 --tp 2 --tp 2",
+                                "route --model glm-5.3-flash --batch 1 --layer 0",
+                                "route --model glm-5 --batch 1 --layer 78",
+                                "route --model glm-5 --batch 1 --force flash",
+                                "route --model glm-5 --batch 4k --workspace-limit 1KiB",
+                                "route --model glm-5 --batch 1 --workspace-limit 1GB",
+                                "route --model glm-5 --batch 1 --kv-cache-dtype fp4",
+                                "route --model glm-5 --batch 1 --dtype float16",
+                                "route --model glm-5 --batch 1 --device cuda",
+                                "route --model glm-5 --batch 1 --threads 0",
+                                "route --model glm-5 --batch 1 --selection drift:2",
+                                "route --model glm-5 --batch 1 --selection magic",
+                                "prefill --model glm-5 --batch 1 --selection recorded",
+                                "prefill --model deepseek-v3 --batch 1 --selection local",
+                                "route --model glm-5 --batch 1 --selection recorded",
+                                "route --model deepseek-v3 --batch 1 --selection local",
+                                "prefill --model glm-5 --batch 1 --check some",
+                                "prefill --model glm-5 --batch 1 --prefill-chunk 0",
+                                "prefill --model glm-5 --batch 1 --seed -1",
+                                "verify --model glm-5"}) {
+    expect_error(arguments, 2);
+  }
+  EXPECT_EQ(run("").status, 2);
+}
+
+TEST(Cli, UsageErrorsSayWhereToLook) {
+  const auto says = [](const std::string& arguments, const std::string& text) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+  };
+  says("route --model glm-5 --batch 1 --tp 2 --tp 2", "headrace: --tp: given twice");
+  says("route --model glm-5 --batch 1 --bogus", "headrace route --help");
+  says("route --model glm-5", "headrace route --help");
+  says("prefill --model glm-5 --batch 1 extra", "headrace prefill --help");
+  says("bogus", "unknown command \"bogus\"; the commands are models, route, prefill, verify, validate, bench, doctor");
+  says("prefill --model deepseek-v3 --batch 1000x1000k", "--batch, --tp or --prefill-chunk");
+}
+
+TEST(Cli, OutputThatCannotBeWrittenIsStatus2) {
+  for (const char* command : {"models", "models --json", "--help", "--version"}) {
+    for (const char* redirection : {" >/dev/full", " >&-"}) {
+      SCOPED_TRACE(std::string(command) + redirection);
+      const Result result = run(std::string(command) + redirection);
+      EXPECT_EQ(result.status, 2);
+      EXPECT_EQ(result.err, "headrace: standard output: cannot be written\n");
+    }
+  }
+}
+
+TEST(Cli, ErrorsKeepTheirStatusWhereStderrCannotBeWritten) {
+  for (const char* redirection : {" 2>/dev/full", " 2>&-"}) {
+    SCOPED_TRACE(redirection);
+    EXPECT_EQ(status_of(std::string("bogus") + redirection), 2);
+    EXPECT_EQ(
+        status_of(std::string("route --model glm-5 --batch 4k --force dense_mha --profile nominal") + redirection), 1);
+    EXPECT_EQ(status_of(std::string("models >/dev/null") + redirection), 0);
+    EXPECT_EQ(status_of(std::string("models >&-") + redirection), 2);
+  }
+}
+
+TEST(Cli, BatchesBeyondMemoryAreRefusedAtOnce) {
+  expect_error("prefill --model deepseek-v3 --batch 1000x1000k", 2);
+  expect_error("prefill --model deepseek-v3 --batch 65536x0+2000000000", 2);
+  expect_error("prefill --model glm-5 --batch 2000000000 --selection uniform", 2);
+}
+
+TEST(Cli, BadRecordingsAreStatus2) {
+  const std::string verify = "verify --model " + recording("deepseek_v32");
+  expect_error(verify + " --recording no_such_file", 2);
+  expect_error(verify + " --recording " + recording("glm5_next") + "/recording.safetensors", 2);
+  expect_error(verify + " --selection local", 2);
+  expect_error(verify + " --layer 7", 2);
+  const TemporaryFolder folder;
+  const std::string bytes = read_file(recording("deepseek_v32") + "/recording.safetensors");
+  write_file(folder.path() / "truncated", bytes.substr(0, bytes.size() - 1));
+  expect_error(verify + " --recording " + (folder.path() / "truncated").string(), 2);
+  write_file(folder.path() / "empty", "");
+  expect_error(verify + " --recording " + (folder.path() / "empty").string(), 2);
+}
+
+TEST(Cli, BadModelFoldersAreStatus2) {
+  const TemporaryFolder folder;
+  const std::string model = folder.path().string();
+  expect_error("route --batch 1 --model " + model, 2);
+  write_file(folder.path() / "config.json", "{\"model_type\": \"llama\"}");
+  expect_error("route --batch 1 --model " + model, 2);
+  write_file(folder.path() / "config.json", "{");
+  expect_error("route --batch 1 --model " + model, 2);
+}
+
+TEST(Cli, BrokenWeightsAreNotReplacedByRandomOnes) {
+  for (const char* target : {"no_such_file", "model.safetensors"}) {
+    const TemporaryFolder folder;
+    copy_config("deepseek_v32", folder.path());
+    fs::create_symlink(target, folder.path() / "model.safetensors");
+    EXPECT_EQ(run("prefill --batch 4 --model " + folder.path().string()).status, 2) << target;
+    EXPECT_EQ(run("route --batch 4 --model " + folder.path().string()).status, 0) << target;
+  }
+  const TemporaryFolder shards;
+  copy_config("deepseek_v32", shards.path());
+  write_file(shards.path() / "model-00001-of-00002.safetensors", "");
+  EXPECT_EQ(run("prefill --batch 4 --model " + shards.path().string()).status, 2);
+}
+
+}  // namespace
+}  // namespace headrace

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// headrace verify, on recordings right and wrong.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "support/cli.h"
+#include "support/files.h"
+
+namespace headrace {
+namespace {
+
+using test::copy_model;
+using test::Json;
+using test::recording;
+using test::recordings;
+using test::Result;
+using test::run;
+using test::TemporaryFolder;
+
+void expect_path(const Json& path) {
+  EXPECT_LE(path.at("rel_error"), path.at("tolerance"));
+  EXPECT_LE(path.at("max_row_error"), path.at("max_row_tolerance"));
+  EXPECT_LE(path.at("lse_error"), path.at("lse_tolerance"));
+  EXPECT_GT(path.at("rel_error"), 0.0);
+  EXPECT_EQ(path.at("pass"), true);
+}
+
+/// Both paths that can serve any prompt have errors to show; dense_mha is skipped with reasons and serves the covered
+/// rows.
+void expect_verified(const Json& document) {
+  EXPECT_EQ(document.at("schema"), 1);
+  EXPECT_EQ(document.at("pass"), true);
+  ASSERT_FALSE(document.at("layers").empty());
+  for (const Json& layer : document.at("layers")) {
+    ASSERT_EQ(layer.at("paths").size(), 2U);
+    EXPECT_EQ(layer.at("paths").at(0).at("path"), "masked_mha");
+    EXPECT_EQ(layer.at("paths").at(1).at("path"), "topk_mqa");
+    for (const Json& path : layer.at("paths")) {
+      expect_path(path);
+    }
+    ASSERT_EQ(layer.at("skipped").size(), 1U);
+    EXPECT_EQ(layer.at("skipped").at(0).at("path"), "dense_mha");
+    EXPECT_FALSE(layer.at("skipped").at(0).at("unmet").empty());
+    expect_path(layer.at("skipped").at(0).at("covered_prefix"));
+  }
+}
+
+TEST(Cli, VerifyPassesOnEveryRecording) {
+  for (const std::string& name : recordings()) {
+    SCOPED_TRACE(name);
+    const Result result = run("verify --json --model " + recording(name));
+    EXPECT_EQ(result.status, 0) << result.err;
+    const Json document = result.json();
+    expect_verified(document);
+    for (const Json& layer : document.at("layers")) {
+      EXPECT_TRUE(layer.at("selection_match").is_null());
+      for (const Json& path : layer.at("paths")) {
+        EXPECT_EQ(path.at("rows"), name == "glm_moe_dsa_8heads" ? 200 : 300);
+        EXPECT_LE(path.at("rel_error"), 3e-6);
+        EXPECT_LE(path.at("max_row_error"), 1e-5);
+      }
+    }
+  }
+}
+
+TEST(Cli, VerifyPassesInChunksAndInBfloat16) {
+  for (const char* options : {"--prefill-chunk 7", "--prefill-chunk 64 --dtype bfloat16", "--kv-cache-dtype fp8"}) {
+    SCOPED_TRACE(options);
+    const Result result = run("verify --json --model " + recording("glm5_next") + " " + options);
+    EXPECT_EQ(result.status, 0) << result.err;
+    expect_verified(result.json());
+  }
+}
+
+TEST(Cli, VerifyMatchesSelectionsWithItsOwnIndexer) {
+  for (const std::string& name : recordings()) {
+    SCOPED_TRACE(name);
+    const Result result = run("verify --json --selection indexer --model " + recording(name));
+    EXPECT_EQ(result.status, 0) << result.err;
+    const Json document = result.json();
+    expect_verified(document);
+    const Json& layers = document.at("layers");
+    EXPECT_EQ(layers.at(0).at("selection_match"), 1.0);
+    EXPECT_TRUE(layers.at(0).at("ties").is_number_integer());
+    for (const Json& layer : layers) {
+      EXPECT_GE(layer.at("paths").at(0).at("rows"), 150);
+    }
+    if (name == "glm5_next") {
+      ASSERT_EQ(layers.size(), 2U);
+      EXPECT_TRUE(layers.at(1).at("selection_match").is_null());
+      EXPECT_TRUE(layers.at(1).at("ties").is_null());
+    }
+  }
+}
+
+TEST(Cli, VerifyOfAForcedPath) {
+  const std::string verify = "verify --json --model " + recording("glm_moe_dsa");
+  const Result able = run(verify + " --force topk_mqa");
+  EXPECT_EQ(able.status, 0);
+  EXPECT_EQ(able.json().at("layers").at(0).at("paths").size(), 1U);
+  const Result unable = run(verify + " --force dense_mha");
+  EXPECT_EQ(unable.status, 1);
+  EXPECT_EQ(unable.json().at("pass"), false);
+  const Json layer = unable.json().at("layers").at(0);
+  EXPECT_TRUE(layer.at("paths").empty());
+  EXPECT_EQ(layer.at("cannot_run"), true);
+  const Result plain = run("verify --model " + recording("glm_moe_dsa") + " --force dense_mha");
+  EXPECT_EQ(plain.status, 1);
+  EXPECT_NE(plain.out.find("layer 0: cannot run\n"), std::string::npos) << plain.out;
+  EXPECT_EQ(plain.out.find("FAIL"), std::string::npos) << plain.out;
+}
+
+TEST(Cli, VerifyKeepsItsDefaultsWhereverJsonStands) {
+  const std::string verify = "verify --layer 0 --model " + recording("glm5_next");
+  const Result before = run("--json " + verify);
+  const Result after = run(verify + " --json");
+  EXPECT_EQ(before.status, 0);
+  EXPECT_EQ(before.json().at("dtype"), "float32");
+  EXPECT_EQ(before.json().at("selection"), "recorded");
+  EXPECT_EQ(before.out, after.out);
+}
+
+TEST(Cli, VerifyTellsWhatASelectionMatchHasToBe) {
+  const std::string verify =
+      "verify --selection indexer --dtype bfloat16 --layer 0 --model " + recording("deepseek_v32");
+  const Json layer = run(verify + " --json").json().at("layers").at(0);
+  EXPECT_EQ(layer.at("selection_match_required"), 0.95);
+  const Json& path = layer.at("paths").at(0);
+  EXPECT_LT(path.at("rows"), path.at("rows_run"));
+  const Result plain = run(verify);
+  EXPECT_NE(plain.out.find("at least 0.95 to pass"), std::string::npos) << plain.out;
+  EXPECT_NE(plain.out.find(" " + path.at("rows").dump() + "/300 "), std::string::npos) << plain.out;
+  const bool few = 2 * path.at("rows").get<int>() < path.at("rows_run").get<int>();
+  EXPECT_EQ(plain.out.find("more than half") != std::string::npos, few) << plain.out;
+}
+
+TEST(Cli, VerifyNeedsAWorkspaceForEveryPath) {
+  const Result result = run("verify --workspace-limit 1KiB --model " + recording("glm5_next"));
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("headrace: --workspace-limit: dense_mha cannot run: it needs at least"), std::string::npos)
+      << result.err;
+}
+
+TEST(Cli, VerifyOfAPresetSaysThatItHasNoWeights) {
+  const Result result = run("verify --model glm-5");
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("the preset \"glm-5\", which has no weights"), std::string::npos) << result.err;
+}
+
+TEST(Cli, VerifyNamesARecordingAndTheModelItDoesNotFit) {
+  const std::string file = recording("glm5_next") + "/recording.safetensors";
+  const Result result = run("verify --model " + recording("deepseek_v32") + " --recording " + file);
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find(file), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find(recording("deepseek_v32")), std::string::npos) << result.err;
+}
+
+TEST(Cli, VerifyFailsOnAWrongEpsilon) {
+  const TemporaryFolder folder;
+  copy_model("glm5_next", folder.path(), [](Json& config) { config["text_config"]["rms_norm_eps"] = 1e-3; });
+  const Result result = run("verify --json --model " + folder.path().string());
+  EXPECT_EQ(result.status, 1) << result.err;
+  EXPECT_EQ(result.json().at("pass"), false);
+  EXPECT_GT(result.json().at("layers").at(0).at("paths").at(0).at("rel_error"), 3e-6);
+}
+
+TEST(Cli, VerifyFailsOnAWrongRopePairing) {
+  const TemporaryFolder folder;
+  copy_model("deepseek_v32", folder.path(), [](Json& config) { config["indexer_rope_interleave"] = true; });
+  const std::string verify = "verify --json --model " + folder.path().string();
+  const Result result = run(verify + " --selection indexer");
+  EXPECT_EQ(result.status, 1) << result.err;
+  EXPECT_LT(result.json().at("layers").at(0).at("selection_match"), 0.99);
+  // The recorded selection does not depend on it.
+  EXPECT_EQ(run(verify).status, 0);
+}
+
+TEST(Cli, VerifyFailsOnAnotherModelsRecording) {
+  const Result result = run("verify --json --model " + recording("glm5_next") + " --recording " +
+                            recording("deepseek_v32") + "/recording.safetensors");
+  EXPECT_EQ(result.status, 1) << result.err;
+  EXPECT_EQ(result.json().at("pass"), false);
+}
+
+}  // namespace
+}  // namespace headrace

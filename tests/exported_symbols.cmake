@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The shared library exports what the public headers mark with HEADRACE_EXPORT: all of it, and nothing else.
+#   cmake -D LIBRARY=libheadrace.so -D NM=nm -D HEADERS=include/headrace -P exported_symbols.cmake
+cmake_minimum_required(VERSION 3.22)
+
+execute_process(COMMAND ${NM} --dynamic --defined-only --demangle ${LIBRARY} OUTPUT_VARIABLE symbols
+                RESULT_VARIABLE status)
+if(NOT status EQUAL 0)
+  message(FATAL_ERROR "${NM} failed on ${LIBRARY}: ${status}")
+endif()
+
+# Names in namespace headrace that the headers mark: classes, and functions by the name before their parameters.
+file(GLOB headers ${HEADERS}/*.h)
+list(FILTER headers EXCLUDE REGEX "/export\\.h$")
+set(marked "")
+foreach(header IN LISTS headers)
+  file(READ ${header} text)
+  string(REGEX MATCHALL "(class|struct) HEADRACE_EXPORT [A-Za-z0-9_]+" classes "${text}")
+  string(REGEX MATCHALL "HEADRACE_EXPORT[^(;{]*\\(" functions "${text}")
+  foreach(declaration IN LISTS classes functions)
+    string(REGEX MATCH "([A-Za-z0-9_]+)\\(?$" name "${declaration}")
+    list(APPEND marked ${CMAKE_MATCH_1})
+  endforeach()
+endforeach()
+list(REMOVE_DUPLICATES marked)
+
+set(exported "")
+set(strangers "")
+string(REGEX MATCHALL "[^\n]+" lines "${symbols}")
+foreach(line IN LISTS lines)
+  string(REGEX REPLACE "^[0-9a-f]* *[A-Za-z] " "" symbol "${line}")
+  string(REGEX MATCH "^(typeinfo for |typeinfo name for |vtable for )?headrace::([A-Za-z0-9_]+)" found "${symbol}")
+  if(found AND CMAKE_MATCH_2 IN_LIST marked)
+    list(APPEND exported ${CMAKE_MATCH_2})
+  else()
+    string(APPEND strangers "\n  ${symbol}")
+  endif()
+endforeach()
+if(strangers)
+  message(FATAL_ERROR "${LIBRARY} exports what no public header marks:${strangers}")
+endif()
+
+list(REMOVE_ITEM marked ${exported})
+if(marked)
+  message(FATAL_ERROR "${LIBRARY} does not export what the public headers mark: ${marked}")
+endif()
+
+# An exception thrown inside is caught outside by its type.
+if(NOT symbols MATCHES "typeinfo for headrace::Error")
+  message(FATAL_ERROR "${LIBRARY} does not export the type of headrace::Error")
+endif()
