@@ -81,6 +81,8 @@ std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
         some.row_count = std::min(request.query_len, segment.end - some.begin);
         some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
       }
+      some.causal = plan.attention().space == SelectionSpace::request_position;
+      some.keys = some.causal ? segment.end : request.context_len + request.query_len;
       rows.push_back(some);
       extents.rows += some.row_count;
       extents.request_rows = std::max(extents.request_rows, some.row_count);

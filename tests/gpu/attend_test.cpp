@@ -171,7 +171,7 @@ CaseSpec random_spec(Random& random, bool covered) {
   spec.space = !covered && spec.rule.kind() == SelectionRule::Kind::opaque && between(0, 1) == 0
                    ? SelectionSpace::cache_slot
                    : SelectionSpace::request_position;
-  spec.spread = between(0, 3) == 0 ? 8.0 : 1.0;
+  spec.spread = between(0, 3) == 0 ? 3.0 : 1.0;
   spec.seed = static_cast<std::uint64_t>(random.below(std::int64_t{1} << 62));
   return spec;
 }

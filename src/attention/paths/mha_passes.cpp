@@ -137,11 +137,11 @@ MhaPasses plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t request
                           std::int64_t key_tile, bool masked) {
   PassBuilder builder(requests, capacity, key_tile, masked);
   for (const RowsOnPath& some : rows) {
-    const bool whole = some.end <= capacity.keys;
+    const bool whole = some.keys <= capacity.keys;
     const std::int64_t slice = whole && !masked ? std::numeric_limits<std::int64_t>::max() : capacity.slice_rows;
     for (std::int64_t first = 0; first < some.row_count;) {
       const std::int64_t count = std::min(slice, some.row_count - first);
-      const std::int64_t keys_end = std::min(some.end, some.first_position + first + count);
+      const std::int64_t keys_end = some.causal ? std::min(some.keys, some.first_position + first + count) : some.keys;
       if (whole) {
         builder.add({some, first, count, 0, keys_end});
       } else {

@@ -19,6 +19,8 @@ struct RowsOnPath {
   std::int64_t end = 0;
   std::int64_t row_count = 0;       ///< query rows among them, at most
   std::int64_t first_position = 0;  ///< of the first of these rows, at most
+  std::int64_t keys = 0;            ///< that any of these rows may attend to lie at positions [0, keys) ...
+  bool causal = true;               ///< ... and for each row not past its own
 };
 
 /// What a pass may take at once.
