@@ -5,6 +5,7 @@
 #   tools/setup.sh          what `make run` and `make test` need
 #   tools/setup.sh --lint   also clang-format-14 and clang-tidy-14, which `make lint` needs
 #   tools/setup.sh --fuzz   also clang with libFuzzer, which `make fuzz` needs
+#   tools/setup.sh --python also a Python with numpy, without which the Python package is not tested
 set -euo pipefail
 
 # A header stands for its package: what counts is that the compiler finds it, wherever it was installed.
@@ -32,6 +33,14 @@ missing_libraries() {
   done | if command -v g++ >/dev/null; then g++ -std=c++20 -E -P -x c++ -; else cat; fi | sed -n 's/^missing //p'
 }
 
+has_numpy() {
+  local python
+  for python in python3 /usr/bin/python3; do
+    if "${python}" -c 'import numpy' 2>/dev/null; then return; fi
+  done
+  return 1
+}
+
 missing_packages() {
   command -v cmake >/dev/null || echo cmake
   command -v ninja >/dev/null || echo ninja-build
@@ -44,6 +53,9 @@ missing_packages() {
   if [[ ${1:-} == --fuzz ]] && ! "$(dirname "$0")/fuzz.sh" --find-clang >/dev/null; then
     echo clang
     echo "${fuzzer_runtime}"
+  fi
+  if [[ ${1:-} == --python ]] && ! has_numpy; then
+    echo python3-numpy
   fi
 }
 

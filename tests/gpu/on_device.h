@@ -28,6 +28,13 @@ class OnDevice {
     return host_.empty() ? View<T>() : View<T>(memory_.data(), host_.rank(), host_.shape(), host_.strides());
   }
 
+  /// Puts another view's memory in the place of the first one's, which must not be smaller.
+  void replace(const View<T>& other) const {
+    if (!other.empty()) {
+      memory_.upload(std::span<const Element>(other.data(), extent(other)));
+    }
+  }
+
  private:
   static std::size_t extent(const View<T>& host) {
     if (host.size() == 0) {
@@ -51,6 +58,11 @@ class RequestsOnDevice {
       : query_start_(host.query_start), seq_len_(host.seq_len), block_table_(host.block_table) {}
 
   [[nodiscard]] Requests get() const { return {query_start_.view(), seq_len_.view(), block_table_.view()}; }
+  void replace(const Requests& other) const {
+    query_start_.replace(other.query_start);
+    seq_len_.replace(other.seq_len);
+    block_table_.replace(other.block_table);
+  }
 
  private:
   OnDevice<const std::int32_t> query_start_;
@@ -64,6 +76,10 @@ class SelectionOnDevice {
   explicit SelectionOnDevice(const Selection& host) : index_(host.index), count_(host.count), space_(host.space) {}
 
   [[nodiscard]] Selection get() const { return {index_.view(), count_.view(), space_}; }
+  void replace(const Selection& other) const {
+    index_.replace(other.index);
+    count_.replace(other.count);
+  }
 
  private:
   OnDevice<const std::int32_t> index_;

@@ -1,0 +1,364 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Headrace beside its peers, in one process: the same problems, interleaved repetitions, medians and quartiles, and
+before each timing a look at sampled rows against float64.
+
+    PYTHONPATH=build/cuda/python bench/peers.py --json bench/results/peers.json
+
+Peers that cannot be imported, or refuse a problem, are said to be "not measured", with the reason.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import pathlib
+import statistics
+import sys
+import time
+import traceback
+
+import torch
+
+import contenders
+import headrace
+import measure
+import revision
+from problem import TOLERANCE, Problem, Shape, worst_row
+
+# Batch, sequence length, heads, qk and v dims; then what FlashAttention-3 and cuDNN 9.19 took on an H200 (ms), from
+# which FlashAttention-3's time is estimated where it cannot be run: it is as far from cuDNN here as it was there.
+DENSE = (
+    (8, 2048, 16, 256, 256, 0.484, 0.527),
+    (8, 2048, 64, 256, 256, 1.763, 1.897),
+    (2, 8192, 16, 256, 256, 1.478, 1.743),
+    (1, 16384, 16, 256, 256, 3.187, 3.329),
+    (1, 32768, 16, 256, 256, 12.34, 13.92),
+    (8, 2048, 16, 192, 128, 0.337, 0.394),
+    (8, 2048, 128, 192, 128, 2.346, 2.582),
+    (1, 16384, 16, 192, 128, 2.130, 2.316),
+    (1, 16384, 128, 192, 128, 16.06, 19.09),
+    (1, 32768, 16, 192, 128, 8.053, 9.060),
+)
+TOPK, POOL = 2048, 4
+
+
+class Bench:
+    """The state of a run: what it is measured on, and the cases measured so far."""
+
+    def __init__(self, options):
+        self.on_cpu = options.device == "cpu"
+        self.torch_device = "cpu" if self.on_cpu else "cuda"
+        self.device = None if self.on_cpu else headrace.Device(0)
+        self.clock = measure.HostClock() if self.on_cpu else measure.CudaClock()
+        self.repetitions = options.repetitions or (3 if options.quick else 20)
+        self.cases = []
+
+    def scaled(self, tokens):
+        """Lengths of a trial run without a GPU are short."""
+        return tokens // 64 if self.on_cpu else tokens
+
+    def shape(self, batch, seq, heads, qk, v):
+        return Shape(batch, self.scaled(seq), min(heads, 4) if self.on_cpu else heads, qk, v)
+
+    def free(self):
+        gc.collect()
+        with contextlib.suppress(RuntimeError):  # a device that failed has failed the part already
+            if not self.on_cpu:
+                torch.cuda.empty_cache()
+
+    def measure(self, part, problem, makers, *, unselected=(), selection=None):
+        """Checks and times the contenders {name: maker} on a problem, and notes the case. Those in `unselected` attend
+        to every key."""
+        shape = problem.shape
+        case = {"part": part, "case": f"{shape}{', ' + selection if selection else ''}", "contenders": {}, "ratios": {}}
+        self.cases.append(case)
+        rows = problem.sampled_rows()
+        expected = {
+            selected: problem.reference(rows, selected) for selected in {name not in unselected for name in makers}
+        }
+        runs = {}
+        for name, make in makers.items():
+            entry = case["contenders"][name] = {}
+            try:
+                run, by_tokens = make(problem)
+                error = worst_row(by_tokens(run())[rows], expected[name not in unselected])
+                entry["worst_row"] = error
+                if not error <= TOLERANCE:
+                    entry["not_measured"] = f"wrong: a sampled row is off by {error:.1e}"
+                    continue
+                run()
+                self.clock.wait()
+                runs[name] = run
+            except Exception as error:  # a peer that refuses a problem says so in its own way
+                entry["not_measured"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
+        for name, found in measure.interleaved(self.clock, runs, self.repetitions).items() if runs else ():
+            entry = case["contenders"][name]
+            entry.update(found)
+            if problem.index is None or name in unselected:
+                entry["tflops"] = shape.flops / found["median_ms"] / 1e9
+        return case
+
+    def compare(self, case, what, numerator, denominator, *, factor=1.0, goal=None):
+        """Notes the ratio of two medians of a case, and what it may be at most."""
+        times = [case["contenders"].get(name, {}).get("median_ms") for name in (numerator, denominator)]
+        if None not in times:
+            case["ratios"][what] = {"value": times[0] / times[1] * factor, "goal": goal}
+
+    def expect(self, case, what, value, goal):
+        if value is not None:
+            case["ratios"][what] = {"value": value, "goal": goal}
+
+
+def dense(bench):
+    for *dims, fa3_ms, cudnn_ms in DENSE:
+        problem = Problem(bench.shape(*dims), bench.torch_device)
+        makers = {
+            "kernel": contenders.kernel(bench.device),
+            "attend": contenders.attend(bench.device),
+            **contenders.DENSE_PEERS,
+        }
+        case = bench.measure("dense", problem, makers)
+        bench.compare(case, "kernel / cuDNN", "kernel", "cuDNN", goal=1.0)
+        bench.compare(case, "kernel / FA3 (estimate)", "kernel", "cuDNN", factor=cudnn_ms / fa3_ms, goal=1.15)
+        bench.compare(case, "kernel / FA3", "kernel", "flash_attn 3", goal=0.99)
+        del problem
+        bench.free()
+
+
+def masked(bench):
+    for batch, seq in ((2, 8192), (1, 16384)):
+        topk = bench.scaled(TOPK)
+        problem = Problem(
+            bench.shape(batch, seq, 16, 256, 256),
+            bench.torch_device,
+            rule=f"lightning({topk})",
+            selection="drift:0.9",
+            topk=topk,
+        )
+        everything = Problem(problem.shape, bench.torch_device)
+        makers = {
+            "masked kernel": contenders.kernel(bench.device, masked=True),
+            "dense kernel": lambda _, p=everything: contenders.kernel(bench.device)(p),
+            "masked attend": contenders.attend(bench.device, force="masked_mha"),
+            "dense attend": lambda _, p=everything: contenders.attend(bench.device)(p),
+        }
+        unselected = ("dense kernel", "dense attend")
+        case = bench.measure("masked", problem, makers, unselected=unselected, selection="drift 0.9")
+        bench.compare(case, "masked / dense kernel", "masked kernel", "dense kernel", goal=1.10)
+        bench.compare(case, "masked / dense attend", "masked attend", "dense attend", goal=1.10)
+        del problem, everything, makers
+        bench.free()
+
+
+def step(bench):
+    """From query and latent to [T, H, v], on the path that the plan takes."""
+    topk = bench.scaled(TOPK)
+    rule = f"kpool({topk}, {POOL}, tail)"
+    short = Problem(bench.shape(8, 2048, 16, 256, 256), bench.torch_device, rule=rule)
+    makers = {
+        "attend": contenders.attend(bench.device),
+        "cuBLAS + cuDNN": contenders.project_and_sdpa(contenders.CUDNN),
+    }
+    case = bench.measure("step", short, makers)
+    note_step(bench, case, short, goal=0.75)
+    bench.compare(case, "attend / (cuBLAS + cuDNN)", "attend", "cuBLAS + cuDNN")
+    del short
+    bench.free()
+
+    pooled = Problem(
+        bench.shape(1, 16384, 16, 256, 256), bench.torch_device, rule=rule, selection=f"pooled:{POOL}:0.9", topk=topk
+    )
+    makers = {"attend": contenders.attend(bench.device), "flash_mla": contenders.flash_mla}
+    case = bench.measure("step", pooled, makers, selection=f"pooled {POOL}, drift 0.9")
+    note_step(bench, case, pooled, goal=2.8)
+    bench.compare(case, "attend / flash_mla", "attend", "flash_mla", goal=1.0)
+
+
+def note_step(bench, case, problem, goal):
+    case["paths"] = sorted({request.path for request in problem.attend(bench.device)[1].requests})
+    bench.expect(case, "attend, ms", case["contenders"]["attend"].get("median_ms"), goal)
+
+
+def first_use(bench):
+    """A length that was never used: plan, attend and wait for the first time, over the median of the next five."""
+    topk = bench.scaled(TOPK)
+    for path in ("dense_mha", "masked_mha"):
+        selected = path == "masked_mha"
+        longest = Problem(
+            bench.shape(1, 16384, 16, 256, 256),
+            bench.torch_device,
+            rule=f"lightning({topk})" if selected else "none",
+            selection="drift:0.9" if selected else None,
+            topk=topk,
+        )
+        if bench.device:
+            bench.device.warm_up(**longest.attention)
+        draw = torch.randperm(bench.scaled(16384 - 4096), generator=torch.Generator().manual_seed(4))
+        lengths = (draw[:20] + bench.scaled(4096)).tolist()
+        arguments, workspace = reserve(bench, longest, path)
+        time_step(bench, longest, path, bench.scaled(4096) - 1, arguments, workspace)  # whatever the process does once
+        ratios, run_ms = [], []
+        for length in lengths:
+            first, *later = (time_step(bench, longest, path, length, arguments, workspace) for _ in range(6))
+            ratios.append(first / statistics.median(later))
+            run_ms.append(statistics.median(later))
+        case = {"part": "first use", "case": f"20 new lengths, {path}", "contenders": {}, "ratios": {}}
+        case.update(lengths=lengths, first_over_later=ratios, later_ms=run_ms)
+        bench.cases.append(case)
+        bench.expect(case, "first / later, median", statistics.median(ratios), 1.2)
+        bench.expect(case, "first / later, worst", max(ratios), 2.0)
+        bench.expect(case, "shortest run, ms", min(run_ms), None)
+        del longest, arguments, workspace
+        bench.free()
+
+
+def reserve(bench, problem, path):
+    """What every length shares: the tensors of the longest, and a workspace large enough for all."""
+    plan = problem.attend(bench.device, path)[1]
+    workspace = torch.empty(plan.workspace_bytes + 256, dtype=torch.uint8, device=bench.torch_device)
+    arguments = dict(kv_b_proj=problem.kv_b_proj, cache=problem.cache, block_table=problem.block_table)
+    return arguments, workspace[-workspace.data_ptr() % 256 :]
+
+
+def time_step(bench, problem, path, length, arguments, workspace):
+    """Milliseconds on the host's clock from lengths to output, for the first `length` tokens of a problem."""
+    limits = torch.tensor([0, length], dtype=torch.int32).to(bench.torch_device)
+    index = None if problem.index is None else problem.index[:length]
+    count = None if problem.count is None else problem.count[:length]
+    bench.clock.wait()
+    begin = time.perf_counter()
+    plan = headrace.plan([length], [length], device=bench.device, force=path, **problem.attention)
+    headrace.attend(
+        plan,
+        q=problem.q[:length],
+        query_start=limits,
+        seq_len=limits[1:],
+        index=index,
+        count=count,
+        out=problem.out[:length],
+        workspace=workspace,
+        **arguments,
+    )
+    bench.clock.wait()
+    return (time.perf_counter() - begin) * 1e3
+
+
+PARTS = {"dense": dense, "masked": masked, "step": step, "first_use": first_use}
+
+
+def table(rows):
+    """Text in columns: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    )
+
+
+def text_of_time(entry):
+    if "median_ms" not in entry:
+        return "-"
+    low, high = entry["quartile_ms"]
+    return f"{entry['median_ms']:.3f} [{low:.3f} {high:.3f}]"
+
+
+def text_of_ratio(ratio):
+    if ratio is None:
+        return "-"
+    value, goal = ratio["value"], ratio["goal"]
+    verdict = "" if goal is None else f" {'<=' if value <= goal else '>'} {goal:g}"
+    return f"{value:.3f}{verdict}"
+
+
+def report(cases):
+    """One table a part, then what was not measured and why."""
+    for part in dict.fromkeys(case["part"] for case in cases):
+        mine = [case for case in cases if case["part"] == part]
+        measured = [n for case in mine for n, entry in case["contenders"].items() if "median_ms" in entry]
+        names = list(dict.fromkeys(n for case in mine for n in case["contenders"] if n in measured))
+        ratios = list(dict.fromkeys(r for case in mine for r in case["ratios"]))
+        rows = [[f"{part}: median [quartiles], ms", *names, *ratios]]
+        for case in mine:
+            path = f" ({', '.join(case['paths'])})" if "paths" in case else ""
+            times = [text_of_time(case["contenders"].get(n, {})) for n in names]
+            rows.append([case["case"] + path, *times, *(text_of_ratio(case["ratios"].get(r)) for r in ratios)])
+        print("\n" + table(rows))
+        reasons = {}
+        for case in mine:
+            for name, entry in case["contenders"].items():
+                if "not_measured" in entry:
+                    reasons.setdefault((name, entry["not_measured"]), []).append(case["case"])
+        for (name, reason), where in reasons.items():
+            print(f"not measured: {name}, {'every case' if len(where) == len(mine) else '; '.join(where)}: {reason}")
+    errors = [e["worst_row"] for c in cases for e in c["contenders"].values() if "median_ms" in e]
+    if errors:
+        print(f"\nworst sampled row of what was measured: {max(errors):.1e} (at most {TOLERANCE:g})")
+
+
+def write_json(bench, options, failed):
+    git_commit, git_trees = revision.commit_and_trees()
+    result = {
+        "schema": 1,
+        "device": bench.torch_device,
+        "machine": measure.machine(bench.torch_device),
+        "headrace": headrace.__version__,
+        "commit": options.commit or git_commit,
+        "trees": options.trees or git_trees,
+        "repetitions": bench.repetitions,
+        "failed_parts": failed,
+        "results": bench.cases,
+    }
+    pathlib.Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def parse_trees(text):
+    trees = dict(item.split("=", 1) for item in text.split(","))
+    if set(trees) != set(revision.FOLDERS):
+        raise argparse.ArgumentTypeError(f"expected ids of {', '.join(revision.FOLDERS)}")
+    return trees
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="3 repetitions instead of 20")
+    parser.add_argument("--repetitions", type=int, metavar="N")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a trial run on short lengths")
+    parser.add_argument("--json", metavar="FILE", help="write the results here, after every part")
+    parser.add_argument(
+        "--commit", metavar="ID", help="what is measured, where there is no git: bench/revision.py prints both options"
+    )
+    parser.add_argument("--trees", type=parse_trees, metavar="FOLDER=ID,...", help="likewise")
+    return parser.parse_args()
+
+
+def main():
+    options = parse_options()
+    if options.device == "cuda" and not headrace.device_count():
+        print("peers: there is no GPU that the library can use; --device cpu makes a trial run", file=sys.stderr)
+        return 1
+    bench = Bench(options)
+    machine = measure.machine(bench.torch_device)
+    print(", ".join(f"{key} {value}" for key, value in machine.items()), f"{bench.repetitions} repetitions", sep=", ")
+    failed = []
+    with torch.no_grad():
+        for name in options.only or PARTS:
+            begin = time.perf_counter()
+            try:
+                PARTS[name](bench)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+            print(f"{name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
+            bench.free()
+            if options.json:
+                write_json(bench, options, failed)
+    report(bench.cases)
+    if failed:
+        print(f"failed: {', '.join(failed)} (see above)")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

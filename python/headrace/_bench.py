@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For bench/peers.py: python/bench_api.h. Not part of the package's interface."""
+
+import ctypes
+import weakref
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint64, c_void_p
+
+from ._library import FAILURE, HrAttention, HrBatch, HrTensor, declare, library
+from ._plan import Attention, stream_handle, to_c_batch
+from ._tensors import Borrowed
+
+
+class HrMhaCall(ctypes.Structure):
+    _fields_ = [
+        ("q", HrTensor),
+        ("key_nope", HrTensor),
+        ("key_rope", HrTensor),
+        ("value", HrTensor),
+        ("index", HrTensor),
+        ("count", HrTensor),
+        ("out", HrTensor),
+        ("lse", HrTensor),
+        ("stream", c_int64),
+    ]
+
+
+_SELECTION_FUNCTIONS = {
+    "hr_selection_width": (FAILURE, [c_char_p, c_int64, POINTER(c_int64)]),
+    "hr_fill_selection": (FAILURE, [c_char_p, c_int64, c_uint64, c_int64, c_int64, HrTensor, HrTensor]),
+}
+_MHA_FUNCTIONS = {
+    "hr_mha_create": (FAILURE, [POINTER(HrAttention), POINTER(HrBatch), c_void_p, c_int32, POINTER(c_void_p)]),
+    "hr_mha_run": (FAILURE, [c_void_p, POINTER(HrMhaCall)]),
+    "hr_mha_free": (None, [c_void_p]),
+}
+
+declare(library, _SELECTION_FUNCTIONS)
+#: Whether the library was built with CUDA.
+HAS_MHA = hasattr(library, "hr_mha_create")
+if HAS_MHA:
+    declare(library, _MHA_FUNCTIONS)
+
+
+def selection_width(generator, topk):
+    """Columns that a row of the generator ("uniform", "drift:0.9", "pooled:4:0.9", "local") may need."""
+    width = c_int64()
+    library.hr_selection_width(generator.encode(), topk, width)
+    return width.value
+
+
+def fill_selection(generator, topk, seed, request, context_len, index, count):
+    """Fills the rows of a request in the processor's memory: index [query_len, width], count [query_len], int32."""
+    borrow = Borrowed()
+    library.hr_fill_selection(
+        generator.encode(), topk, seed, request, context_len, borrow("index", index), borrow("count", count)
+    )
+
+
+class Mha:
+    """The flash-attention kernel alone, over up-projected keys of a batch, which lie one request after the other."""
+
+    def __init__(self, query_len, seq_len, *, device, masked=False, **attention):
+        handle = c_void_p()
+        batch = to_c_batch(query_len, seq_len, True)
+        library.hr_mha_create(Attention(**attention).to_c(), batch, device.handle, masked, handle)
+        self._device = device
+        self._handle = handle.value
+        weakref.finalize(self, library.hr_mha_free, self._handle)
+
+    def run(self, *, q, key_nope, value, out, key_rope=None, index=None, count=None, lse=None, stream=None):
+        """Queues it: q [T, H, nope + rope], key_nope [K, H, nope], key_rope [K, rope], value [K, H, v]; where it was
+        made with `masked` also a selection, whose bit mask is built first."""
+        borrow = Borrowed()
+        call = HrMhaCall(
+            q=borrow("q", q),
+            key_nope=borrow("key_nope", key_nope),
+            key_rope=borrow("key_rope", key_rope),
+            value=borrow("value", value),
+            index=borrow("index", index),
+            count=borrow("count", count),
+            out=borrow("out", out),
+            lse=borrow("lse", lse),
+            stream=stream_handle(stream, self._device),
+        )
+        library.hr_mha_run(self._handle, call)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, plans and the call."""
+
+import ctypes
+import dataclasses
+import sys
+import weakref
+
+from ._library import Error, HrAttention, HrBatch, HrCall, HrLimits, HrRequestPlan, library
+from ._tensors import Borrowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """What does not change from step to step; the keywords of `plan` and `workspace_bound`.
+
+    rule          "none", "lightning(2048)", "kpool(2048, 4, tail)", "kpool(2048, 4)", "opaque" or "opaque(2048)"
+    compute       "bfloat16" or "float32" (the processor only)
+    cache_format  "bf16", "float32", "fp8" or "fp8_ds_mla"
+    space         of the selections: "request_position" or "cache_slot"
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    scale: float
+    qk_rope_head_dim: int = 0
+    rule: str = "none"
+    compute: str = "bfloat16"
+    cache_format: str = "bf16"
+    space: str = "request_position"
+
+    def to_c(self):
+        fields = dataclasses.asdict(self)
+        return HrAttention(**{name: v.encode() if isinstance(v, str) else v for name, v in fields.items()})
+
+
+class Device:
+    """A GPU, and what the library keeps for it. Calls that share one must not run on two streams at once."""
+
+    def __init__(self, ordinal=0):
+        handle = ctypes.c_void_p()
+        library.hr_device_create(ordinal, handle)
+        self.handle = handle.value
+        self.ordinal = ordinal
+        weakref.finalize(self, library.hr_device_free, self.handle)
+
+    @property
+    def name(self):
+        return library.hr_device_name(self.handle).decode()
+
+    @property
+    def unmet(self):
+        """Why the kernels cannot run on it; empty when they can."""
+        return library.hr_device_unmet(self.handle).decode()
+
+    def warm_up(self, **attention):
+        """Chooses and loads what an attention (the keywords of `Attention`) may take, and waits."""
+        library.hr_device_warm_up(self.handle, Attention(**attention).to_c())
+
+
+def device_count():
+    """GPUs that can be used; 0 where there is none, or the library was built without CUDA."""
+    return library.hr_device_count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a plan says about one request."""
+
+    query_len: int
+    context_len: int
+    path: str  #: of the last row
+    reason: str
+    predicted_ms: float
+    skip_scoring: bool  #: no row reads the selection
+    scoring_begin: int  #: rows at positions below it do not read the selection
+
+
+def to_c_batch(query_len, seq_len, exact):
+    """Lengths for the library: any sequences of whole numbers."""
+    query_len = [int(n) for n in query_len]
+    seq_len = [int(n) for n in seq_len]
+    if len(query_len) != len(seq_len):
+        raise Error("seq_len", f"{len(query_len)} lengths, as query_len has", str(len(seq_len)))
+    for name, lengths in (("query_len", query_len), ("seq_len", seq_len)):
+        for b, n in enumerate(lengths):
+            if not 0 <= n < 2**31:
+                raise Error(f"{name}[{b}]", "a number in [0, 2^31)", str(n))
+    array = ctypes.c_int32 * len(query_len)
+    return HrBatch(len(query_len), array(*query_len), array(*seq_len), exact)
+
+
+def _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len):
+    if workspace_limit is not None and workspace_limit < 0:
+        raise Error("workspace_limit", "bytes >= 0, or None", str(workspace_limit))
+    limit = -1 if workspace_limit is None else workspace_limit
+    return HrLimits(device.handle if device else None, threads, limit, max_tokens, max_seq_len)
+
+
+class Plan:
+    """Which rows take which path; made by `plan`, used by every layer of a step that has the same attention."""
+
+    def __init__(self, handle, device):
+        self.handle = handle
+        self.device = device  #: None: the processor
+        weakref.finalize(self, library.hr_plan_free, handle)
+
+    @property
+    def workspace_bytes(self):
+        return library.hr_plan_workspace_bytes(self.handle)
+
+    @property
+    def requests(self):
+        """A `Request` each, in order."""
+        result = []
+        for b in range(library.hr_plan_requests(self.handle)):
+            found = HrRequestPlan()
+            library.hr_plan_request(self.handle, b, found)
+            result.append(
+                Request(
+                    found.query_len,
+                    found.context_len,
+                    found.path.decode(),
+                    found.reason.decode(),
+                    found.predicted_ms,
+                    bool(found.skip_scoring),
+                    found.scoring_begin,
+                )
+            )
+        return result
+
+    def explain(self):
+        """The whole decision as text."""
+        text = ctypes.c_char_p()
+        library.hr_plan_explain(self.handle, text)
+        return text.value.decode()
+
+    def refresh(self, query_len, seq_len, *, exact=False):
+        """Makes it the plan of a later batch: as many requests, none longer than when it was made."""
+        library.hr_plan_refresh(self.handle, to_c_batch(query_len, seq_len, exact))
+
+
+def plan(
+    query_len,
+    seq_len,
+    *,
+    exact=False,
+    device=None,
+    threads=0,
+    workspace_limit=None,
+    max_tokens=0,
+    max_seq_len=0,
+    force=None,
+    **attention,
+):
+    """Chooses for every request the exact path of least predicted time.
+
+    query_len, seq_len  of each request: new tokens, and keys in all; upper bounds unless `exact`
+    device              a `Device`; None: the processor, with `threads` threads (0: all)
+    workspace_limit     bytes that the plan stays within
+    force               "dense_mha", "masked_mha" or "topk_mqa" for every row
+    attention           the keywords of `Attention`
+    """
+    handle = ctypes.c_void_p()
+    library.hr_plan_create(
+        Attention(**attention).to_c(),
+        to_c_batch(query_len, seq_len, exact),
+        _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len),
+        force.encode() if force else None,
+        handle,
+    )
+    return Plan(handle.value, device)
+
+
+def workspace_bound(*, max_tokens, max_seq_len, device=None, threads=0, workspace_limit=None, **attention):
+    """Bytes of workspace enough for the plan of every batch of at most `max_tokens` query tokens and `max_seq_len` keys
+    a request."""
+    limits = _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len)
+    bound = ctypes.c_int64()
+    library.hr_workspace_bound(Attention(**attention).to_c(), limits, bound)
+    return bound.value
+
+
+def stream_handle(stream, device):
+    """A CUDA stream as a number: one given so or as an object of torch; None is torch's current one where torch is in
+    use, else the default stream."""
+    if stream is None:
+        torch = sys.modules.get("torch")
+        return torch.cuda.current_stream(device.ordinal).cuda_stream if torch else 0
+    return getattr(stream, "cuda_stream", stream)
+
+
+def attend(
+    plan,
+    *,
+    q,
+    kv_b_proj,
+    cache,
+    block_table,
+    query_start,
+    seq_len,
+    out,
+    workspace,
+    index=None,
+    count=None,
+    sink=None,
+    lse=None,
+    cache_scale=1.0,
+    stream=None,
+):
+    """Runs a plan: fills `out` and `lse`. Tensors are on the plan's device, in its compute dtype where nothing else is
+    said; the last dimension is contiguous, other strides are free.
+
+    q            [T, H, nope + rope], rope applied
+    kv_b_proj    [H * (nope + v), R]: of each head first its W_UK rows, then its W_UV rows
+    cache        [pages, page size, row], this step's tokens appended: in the format's element type, or as uint8
+    cache_scale  fp8 only
+    block_table  [B, max pages] int32
+    query_start  [B + 1] int32; seq_len [B] int32: exact
+    index        [T, width] int32, count [T] int32: the selection, None where every row is covered
+    sink         [H] float32
+    out          [T, H, v] compute dtype or float32; lse [T, H] float32
+    workspace    [at least plan.workspace_bytes] uint8, at an address divisible by 64, on a GPU by 256
+    stream       on a GPU: where to queue the work, torch's current stream by default; the call does not wait for it
+    """
+    borrow = Borrowed()
+    call = HrCall(
+        q=borrow("q", q),
+        kv_b_proj=borrow("kv_b_proj", kv_b_proj),
+        sink=borrow("sink", sink),
+        cache=borrow("cache", cache),
+        block_table=borrow("block_table", block_table),
+        query_start=borrow("query_start", query_start),
+        seq_len=borrow("seq_len", seq_len),
+        index=borrow("index", index),
+        count=borrow("count", count),
+        out=borrow("out", out),
+        lse=borrow("lse", lse),
+        workspace=borrow("workspace", workspace),
+        cache_scale=cache_scale,
+        stream=stream_handle(stream, plan.device) if plan.device else 0,
+    )
+    library.hr_attend(plan.handle, call)
