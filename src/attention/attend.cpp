@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -18,13 +20,21 @@ namespace {
 
 using attention::Rows;
 
-/// Matrix products want rows that are contiguous and follow each other upwards.
-template <class Void>
-void expect_rows(std::string_view name, const BasicAnyView<Void>& view) {
+/// Rows are contiguous, and no two of them share an element: from the narrowest stride outwards, each steps over all
+/// that lies within. Matrix products also want them to follow each other upwards.
+template <class AView>
+void expect_rows(std::string_view name, const AView& view) {
   const int last = view.rank() - 1;
-  bool good = view.stride(last) == 1;
-  for (int i = 0; i < last; ++i) {
-    good = good && (view.dim(i) <= 1 || view.stride(i) >= view.dim(last));
+  std::vector<int> outer(static_cast<std::size_t>(last));
+  std::iota(outer.begin(), outer.end(), 0);
+  std::sort(outer.begin(), outer.end(), [&](int a, int b) { return view.stride(a) < view.stride(b); });
+  bool good = view.dim(last) <= 1 || view.stride(last) == 1;
+  std::int64_t within = view.dim(last);
+  for (const int i : outer) {
+    if (view.dim(i) > 1) {
+      good = good && view.stride(i) >= within;
+      within += (view.dim(i) - 1) * view.stride(i);
+    }
   }
   if (!good) {
     throw Error(
@@ -57,6 +67,13 @@ void validate_requests(const Plan& plan, const Inputs& inputs, std::int64_t toke
 
 void validate_selection(const Plan& plan, const Inputs& inputs, std::int64_t tokens) {
   const Selection& selection = inputs.selection;
+  if (selection.space != plan.attention().space) {
+    const auto name = [](SelectionSpace space) {
+      return space == SelectionSpace::cache_slot ? "cache_slot" : "request_position";
+    };
+    throw Error("selection.space", fmt::format("{}, as the plan's attention says", name(plan.attention().space)),
+                name(selection.space));
+  }
   if (selection.index.empty()) {
     for (const RequestPlan& planned : plan.requests()) {
       const cache::Request exact = cache::request_of(inputs.requests, planned.request);
@@ -72,13 +89,6 @@ void validate_selection(const Plan& plan, const Inputs& inputs, std::int64_t tok
     return;
   }
   selection.index.expect("selection.index", {tokens, -1});
-  if (selection.space != plan.attention().space) {
-    const auto name = [](SelectionSpace space) {
-      return space == SelectionSpace::cache_slot ? "cache_slot" : "request_position";
-    };
-    throw Error("selection.space", fmt::format("{}, as the plan's attention says", name(plan.attention().space)),
-                name(selection.space));
-  }
   if (!selection.count.empty()) {
     selection.count.expect("selection.count", {tokens});
   }
@@ -104,6 +114,7 @@ void validate_views(const Plan& plan, const Weights& weights, const Inputs& inpu
   expect_rows("out", outputs.out);
   if (!outputs.lse.empty()) {
     outputs.lse.expect("lse", {tokens, g.num_heads});
+    expect_rows("lse", outputs.lse);
   }
   validate_cache(inputs.cache, attention.format, g);
   validate_requests(plan, inputs, tokens);

@@ -72,15 +72,11 @@ std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
       if (segment.path != path) {
         continue;
       }
-      RowsOnPath some{.request = request.request, .begin = segment.begin, .end = segment.end};
-      some.first_position = segment.begin;
-      some.row_count = segment.end - segment.begin;
-      if (!plan.exact()) {
-        // Lengths below their bounds may move every row into this segment.
-        some.begin = s == 0 ? 0 : segment.begin;
-        some.row_count = std::min(request.query_len, segment.end - some.begin);
-        some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
-      }
+      // Shorter lengths, of this call or after a refresh, move rows towards the start and any of them into this
+      // segment; the first one also takes those below it.
+      RowsOnPath some{.request = request.request, .begin = s == 0 ? 0 : segment.begin, .end = segment.end};
+      some.row_count = std::min(request.query_len, segment.end - some.begin);
+      some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
       some.causal = plan.attention().space == SelectionSpace::request_position;
       some.keys = some.causal ? segment.end : request.context_len + request.query_len;
       rows.push_back(some);
@@ -190,6 +186,9 @@ void validate(const Plan& plan, const Weights& weights, const Inputs& inputs, co
   inputs.requests.block_table.expect("block_table", {requests, -1});
   contiguous("query_start", inputs.requests.query_start.stride(0));
   contiguous("seq_len", inputs.requests.seq_len.stride(0));
+  if (inputs.selection.space != attention.space) {
+    throw Error("selection.space", "the space of the plan's attention", "the other");
+  }
   if (inputs.selection.index.empty()) {
     for (const RequestPlan& request : plan.requests()) {
       if (!request.skip_scoring) {
@@ -201,9 +200,6 @@ void validate(const Plan& plan, const Weights& weights, const Inputs& inputs, co
     }
   } else {
     inputs.selection.index.expect("selection.index", {tokens, -1});
-    if (inputs.selection.space != attention.space) {
-      throw Error("selection.space", "the space of the plan's attention", "the other");
-    }
     if (!inputs.selection.count.empty()) {
       inputs.selection.count.expect("selection.count", {tokens});
     }

@@ -218,7 +218,7 @@ void bf16_products_add(std::int64_t M, std::int64_t N, std::int64_t K, const bfl
 
 #else
 
-// No caller comes here: PairTiles are used only where has_bf16_products().
+// No caller comes here: PairTiles and matmul's PairArithmetic are used only where has_bf16_products().
 bool has_bf16_products() noexcept { return false; }
 
 void pack_pairs(std::int64_t, std::int64_t, const bfloat16*, std::int64_t, bfloat16*) {}

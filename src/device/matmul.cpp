@@ -104,9 +104,9 @@ std::int64_t parts(std::int64_t all, std::int64_t size) noexcept { return (all +
 
 /// Uninitialised memory, aligned for the widest vectors.
 template <class T>
-class Scratch {
+class Buffer {
  public:
-  explicit Scratch(std::int64_t count)
+  explicit Buffer(std::int64_t count)
       : data_(static_cast<T*>(::operator new(static_cast<std::size_t>(count) * sizeof(T), kAligned))) {}
   [[nodiscard]] T* data() const noexcept { return data_.get(); }
 
@@ -130,61 +130,94 @@ class Product {
     const std::int64_t panels = parts(b_.dim(1), kPanelColumns);
     const std::int64_t groups = parts(kTasksAThread * thread_count(threads), panels);
     const std::int64_t task_rows = std::clamp(parts(a_.dim(0), groups), kLeastTaskRows, kMostTaskRows);
-    parallel_for(panels * parts(a_.dim(0), task_rows), threads, [&](std::int64_t index, int) {
-      compute(part_of(a_.dim(0), task_rows, index / panels), part_of(b_.dim(1), kPanelColumns, index % panels));
+    const ScratchSizes sizes(*this, std::min(task_rows, a_.dim(0)));
+    const Buffer<std::byte> scratch(sizes.all() * thread_count(threads));
+    parallel_for(panels * parts(a_.dim(0), task_rows), threads, [&](std::int64_t index, int thread) {
+      compute(part_of(a_.dim(0), task_rows, index / panels), part_of(b_.dim(1), kPanelColumns, index % panels),
+              sizes.cut(scratch.data() + thread * sizes.all()));
     });
   }
 
  private:
-  void compute(const Range& rows, const Range& columns) const {
+  /// What a task works in.
+  struct Scratch {
+    Element* panel = nullptr;
+    Element* rows = nullptr;
+    float* sums = nullptr;
+  };
+
+  /// Bytes of each part of it, in whole cache lines; parts that the product has no use for are empty.
+  class ScratchSizes {
+   public:
+    ScratchSizes(const Product& product, std::int64_t task_rows) noexcept {
+      const std::int64_t inner = product.a_.dim(1);
+      const std::int64_t depth = std::min(Arithmetic::padded(inner), Arithmetic::kPanelDepth);
+      const bool copies = !std::is_same_v<T, Element> || Arithmetic::padded(inner) != inner;
+      const auto bytes = [](std::int64_t count, std::size_t size) {
+        constexpr auto kLine = static_cast<std::int64_t>(kAlignment);
+        return parts(count * static_cast<std::int64_t>(size), kLine) * kLine;
+      };
+      panel_ = bytes(depth * kPanelColumns, sizeof(Element));
+      rows_ = copies ? bytes(std::min(task_rows, kCopiedRows) * depth, sizeof(Element)) : 0;
+      sums_ = product.c_.dtype() == DType::float32 ? 0 : bytes(task_rows * kPanelColumns, sizeof(float));
+    }
+    [[nodiscard]] std::int64_t all() const noexcept { return panel_ + rows_ + sums_; }
+    [[nodiscard]] Scratch cut(std::byte* memory) const noexcept {
+      return {reinterpret_cast<Element*>(memory), reinterpret_cast<Element*>(memory + panel_),
+              reinterpret_cast<float*>(memory + panel_ + rows_)};
+    }
+
+   private:
+    std::int64_t panel_;
+    std::int64_t rows_;
+    std::int64_t sums_;
+  };
+
+  void compute(const Range& rows, const Range& columns, const Scratch& scratch) const {
     if (c_.dtype() == DType::float32) {
       const View<float> c = c_.as<float>("matmul c");
-      sum(rows, columns, c.at(rows.begin, columns.begin), c.stride(0));
+      sum(rows, columns, c.at(rows.begin, columns.begin), c.stride(0), scratch);
       return;
     }
-    const Scratch<float> sums(rows.count * columns.count);
-    sum(rows, columns, sums.data(), columns.count);
+    sum(rows, columns, scratch.sums, columns.count, scratch);
     const View<bfloat16> c = c_.as<bfloat16>("matmul c");
     for (std::int64_t r = 0; r < rows.count; ++r) {
-      Arithmetic::round(columns.count, sums.data() + r * columns.count, c.at(rows.begin + r, columns.begin));
+      Arithmetic::round(columns.count, scratch.sums + r * columns.count, c.at(rows.begin + r, columns.begin));
     }
   }
 
-  void sum(const Range& rows, const Range& columns, float* sums, std::int64_t ld) const {
+  void sum(const Range& rows, const Range& columns, float* sums, std::int64_t ld, const Scratch& scratch) const {
     for (std::int64_t r = 0; r < rows.count; ++r) {
       std::fill_n(sums + r * ld, columns.count, 0.0F);
     }
-    const std::int64_t most = std::min(Arithmetic::padded(a_.dim(1)), Arithmetic::kPanelDepth);
-    const Scratch<Element> panel(most * columns.count);
     for (std::int64_t i = 0; i < parts(a_.dim(1), Arithmetic::kPanelDepth); ++i) {
       const Range depth = part_of(a_.dim(1), Arithmetic::kPanelDepth, i);
-      Arithmetic::pack(b_, depth.begin, depth.count, columns.begin, columns.count, panel.data());
-      add(rows, depth, panel.data(), columns.count, sums, ld);
+      Arithmetic::pack(b_, depth.begin, depth.count, columns.begin, columns.count, scratch.panel);
+      add(rows, depth, scratch, columns.count, sums, ld);
     }
   }
 
   /// sums += rows of a times the panel.
-  void add(const Range& rows, const Range& depth, const Element* panel, std::int64_t columns, float* sums,
+  void add(const Range& rows, const Range& depth, const Scratch& scratch, std::int64_t columns, float* sums,
            std::int64_t ld) const {
     const std::int64_t padded = Arithmetic::padded(depth.count);
     if constexpr (std::is_same_v<T, Element>) {
       if (padded == depth.count) {
-        Arithmetic::add_products(rows.count, columns, depth.count, a_.at(rows.begin, depth.begin), a_.stride(0), panel,
-                                 sums, ld);
+        Arithmetic::add_products(rows.count, columns, depth.count, a_.at(rows.begin, depth.begin), a_.stride(0),
+                                 scratch.panel, sums, ld);
         return;
       }
     }
-    const Scratch<Element> copy(std::min(rows.count, kCopiedRows) * padded);
     for (std::int64_t i = 0; i < parts(rows.count, kCopiedRows); ++i) {
       const Range some = part_of(rows.count, kCopiedRows, i);
       for (std::int64_t r = 0; r < some.count; ++r) {
         const T* values = a_.at(rows.begin + some.begin + r, depth.begin);
-        Element* row = copy.data() + r * padded;
+        Element* row = scratch.rows + r * padded;
         std::transform(values, values + depth.count, row, [](T value) { return static_cast<Element>(value); });
         std::fill(row + depth.count, row + padded, Element(0.0F));
       }
-      Arithmetic::add_products(some.count, columns, depth.count, copy.data(), padded, panel, sums + some.begin * ld,
-                               ld);
+      Arithmetic::add_products(some.count, columns, depth.count, scratch.rows, padded, scratch.panel,
+                               sums + some.begin * ld, ld);
     }
   }
 

@@ -33,8 +33,9 @@ constexpr std::int64_t kOuterVectors = 2;
 static_assert(kOuterRows <= 6, "products_nn_add_target handles up to five left-over rows");
 
 // The first n values, n less than a vector, and none of what lies beyond. Targets without masked loads and stores move
-// them through a vector of their own: Highway's would touch whole vectors there, aligned ones even.
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+// them through a vector of their own: Highway's would touch whole vectors there, aligned ones even. Better x86 targets
+// have lower numbers, and lower than every Arm one.
+#if HWY_TARGET <= HWY_AVX2
 
 V load_first(std::int64_t n, const float* values) {
   const D d;

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -93,6 +94,12 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
   if (limits.max_tokens > 0 && tokens > limits.max_tokens) {
     throw Error("batch.query_len", fmt::format("at most the limit of {} tokens", limits.max_tokens),
                 std::to_string(tokens));
+  }
+  if (hints.force && std::find(std::begin(kPaths), std::end(kPaths), *hints.force) == std::end(kPaths)) {
+    throw Error("force", "dense_mha, masked_mha or topk_mqa", std::to_string(static_cast<int>(*hints.force)));
+  }
+  if (limits.device.threads < 0) {
+    throw Error("limits.device.threads", "at least 0", std::to_string(limits.device.threads));
   }
   if (limits.device.cuda != nullptr && !limits.device.cuda->unmet().empty()) {
     throw Error("limits.device", "a GPU that the kernels run on", limits.device.cuda->unmet());
@@ -309,8 +316,9 @@ Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, 
 
 std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
   attention.validate();
-  if (limits.max_tokens < 1 || limits.max_seq_len < 1) {
-    throw Error("limits", "max_tokens and max_seq_len of at least 1",
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (limits.max_tokens < 1 || limits.max_seq_len < 1 || limits.max_tokens > kMost || limits.max_seq_len > kMost) {
+    throw Error("limits", fmt::format("max_tokens and max_seq_len from 1 to {}", kMost),
                 fmt::format("{} and {}", limits.max_tokens, limits.max_seq_len));
   }
   const attention::Extents extents{.rows = limits.max_tokens,

@@ -14,13 +14,13 @@ std::span<PageMap> take_page_maps(Arena& arena, std::int64_t entries, int thread
   return maps;
 }
 
-std::int64_t mask_key_end(const Selection& selection, const cache::Request& request, std::int64_t last) noexcept {
-  return selection.space == SelectionSpace::request_position ? last + 1 : request.seq_len;
+std::int64_t mask_key_end(SelectionSpace space, const cache::Request& request, std::int64_t last) noexcept {
+  return space == SelectionSpace::request_position ? last + 1 : request.seq_len;
 }
 
 MaskBuilder::MaskBuilder(const Attention& attention, const Inputs& inputs, const cache::Request& request, PageMap& map)
     : attention_(attention), inputs_(inputs), request_(request) {
-  if (inputs.selection.space != SelectionSpace::cache_slot) {
+  if (attention.space != SelectionSpace::cache_slot) {
     return;
   }
   const std::int64_t page_size = inputs.cache.page_size;
@@ -43,7 +43,7 @@ std::int64_t MaskBuilder::position_of(std::int32_t entry, std::int64_t row_posit
   if (entry < 0) {
     return -1;
   }
-  if (inputs_.selection.space == SelectionSpace::request_position) {
+  if (attention_.space == SelectionSpace::request_position) {
     return entry <= row_position ? entry : -1;
   }
   const std::int64_t page = entry / inputs_.cache.page_size;

@@ -26,7 +26,7 @@ inline constexpr std::int64_t kMaskKeys = 64;
 }
 
 /// Keys [0, mask_key_end()) hold every key that rows at positions up to `last` may attend to.
-[[nodiscard]] std::int64_t mask_key_end(const Selection& selection, const cache::Request& request,
+[[nodiscard]] std::int64_t mask_key_end(SelectionSpace space, const cache::Request& request,
                                         std::int64_t last) noexcept;
 
 /// A page of a request and which of its blocks of keys lies there.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace headrace::attention {
 namespace {
@@ -108,11 +109,11 @@ class PassBuilder {
     for (const First& first : firsts_) {
       first_position[static_cast<std::size_t>(first.request)] = first.position;
     }
-    const auto last_key = [&](const QueryTile& tile) {
+    const auto first_of = [&](const QueryTile& tile) {
       return first_position[static_cast<std::size_t>(tile.request)] + tile.tile * kQueryTile;
     };
     std::stable_sort(result_.tiles.begin() + pass().first_tile, result_.tiles.end(),
-                     [&](const QueryTile& a, const QueryTile& b) { return last_key(a) > last_key(b); });
+                     [&](const QueryTile& a, const QueryTile& b) { return first_of(a) > first_of(b); });
     firsts_.clear();
     open_ = false;
   }

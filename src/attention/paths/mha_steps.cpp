@@ -92,7 +92,7 @@ class MhaRequest {
                                                        static_cast<std::size_t>(memory_.words)));
       }
     });
-    return mask_key_end(call_.inputs.selection, request_, begin + rows - 1);
+    return mask_key_end(attention_.space, request_, begin + rows - 1);
   }
 
   static bool any_key(const View<const std::uint64_t>& mask, std::int64_t first, std::int64_t count) noexcept {

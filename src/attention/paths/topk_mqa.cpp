@@ -144,7 +144,7 @@ class MqaSlices {
     const cache::Request request = cache::request_of(call_.inputs.requests, reference.request);
     const MaskBuilder builder(attention_, call_.inputs, request, memory_.maps[static_cast<std::size_t>(thread)]);
     const std::int64_t words =
-        mask_words(mask_key_end(call_.inputs.selection, request, reference.position + reference.rows - 1));
+        mask_words(mask_key_end(attention_.space, request, reference.position + reference.rows - 1));
     const View<std::uint64_t> masks(memory_.part(memory_.masks, memory_.tile_rows * memory_.words, thread).data(),
                                     {reference.rows, words});
     for (std::int64_t r = 0; r < reference.rows; ++r) {
