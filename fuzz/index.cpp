@@ -62,9 +62,10 @@ std::vector<OracleRow> oracle_of(const IndexProblem& problem) {
   return attention::oracle_rows(problem.attention(), problem.weights(), inputs, queries, 1);
 }
 
-/// Values are sums of 16 products of standard normals over 4, so about 1; scores likewise. float32 rounds each of some
-/// forty additions by 2^-24 of that. bfloat16 rounds operands of scores of up to 5, and weights, by 2^-9. A key that is
-/// attended to and should not be, or the reverse, is 10^-3 of most rows at least.
+/// Values are sums of R products of standard normals over the root of R, so about 1; scores likewise. float32 rounds
+/// each of some hundreds of additions by 2^-24 of that, up as often as down. bfloat16 rounds operands of scores of up
+/// to 5, and weights, by 2^-9. A key that is attended to and should not be, or the reverse, is 10^-3 of most rows at
+/// least.
 double tolerance_of(DType compute) { return compute == DType::float32 ? 3e-5 : 8e-2; }
 
 /// Throws a Finding unless every number is the oracle's.
@@ -93,11 +94,22 @@ void compare(const IndexProblem& problem, const std::vector<OracleRow>& oracle, 
   }
 }
 
+/// Refreshes a plan to a shorter batch, and to the one that it was made for again: nothing is left of the shorter one.
+void refresh_down_and_up(const IndexProblem& problem, Plan& plan, const std::string& name) {
+  const std::string before = plan.explain();
+  const std::int64_t workspace_bytes = plan.workspace_bytes();
+  if (!completes([&] { plan.refresh(problem.shorter_batch()); })) {  // rows that dense_mha can no longer serve
+    require(plan.explain() == before, name + " is changed by a refresh that it refuses");
+  }
+  require(completes([&] { plan.refresh(problem.batch()); }), name + " refuses the batch that it was made for");
+  require(plan.explain() == before && plan.workspace_bytes() == workspace_bytes, name + " is not what it was");
+}
+
 /// The plan with one path forced, or the router's choice; nothing where plan() refuses.
 std::optional<Plan> plan_of(const IndexProblem& problem, std::optional<Path> path) {
   Limits limits;
   limits.workspace_bytes = problem.workspace_limit();
-  limits.device.threads = 1;
+  limits.device.threads = problem.threads();
   Hints hints;
   hints.force = path;
   std::optional<Plan> plan;
@@ -108,9 +120,12 @@ std::optional<Plan> plan_of(const IndexProblem& problem, std::optional<Path> pat
 
 void run(const IndexProblem& problem, std::optional<Path> path, const std::vector<OracleRow>* oracle) {
   const std::string name(path ? name_of(*path) : "the routed plan");
-  const std::optional<Plan> plan = plan_of(problem, path);
+  std::optional<Plan> plan = plan_of(problem, path);
   if (!plan) {
     return;
+  }
+  if (problem.refreshes()) {
+    refresh_down_and_up(problem, *plan, name);
   }
   std::vector<CacheLine> memory(static_cast<std::size_t>((plan->workspace_bytes() + 63) / 64));
   const std::span<std::byte> workspace = std::as_writable_bytes(std::span(memory));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
 #include <numeric>
 
 #include "support/random.h"
@@ -15,9 +16,7 @@ constexpr std::int64_t kMostWorkspace = std::int64_t{4} << 20;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-SelectionRule choose_rule(ByteSource& source) {
-  const std::int64_t kind = source.below(5);
-  const std::int64_t topk = 1 + source.below(24);
+SelectionRule choose_rule(std::int64_t kind, std::int64_t topk, ByteSource& source) {
   const std::int64_t pool = 1 + source.below(std::min<std::int64_t>(topk, 5));
   switch (kind) {
     case 1:
@@ -50,21 +49,43 @@ Tensor random_tensor(DType dtype, std::initializer_list<std::int64_t> shape, flo
 }  // namespace
 
 IndexProblem::IndexProblem(ByteSource source) {
+  choose_scope(source);
   choose_attention(source);
   choose_requests(source);
   choose_selection(source);
   break_entries(source);
+  shorten();
   make_operands();
   spoil_unowned();
 }
 
+void IndexProblem::choose_scope(ByteSource& source) {
+  large_ = source.flag();
+  threads_ = static_cast<int>(1 + source.below(3));
+  scaled_rows_ = source.flag();
+  shortening_ = static_cast<std::int32_t>(1 + source.below(4));
+  other_space_ = source.below(8) == 7;  // seldom: nothing is computed then
+}
+
+/// In [0, n), or [0, 8 n) in a large problem.
+std::int64_t IndexProblem::length_below(std::int64_t n, ByteSource& source) const {
+  const std::int64_t length = source.below(n);
+  return large_ ? 8 * length + source.below(8) : length;
+}
+
 void IndexProblem::choose_attention(ByteSource& source) {
   attention_.geometry = {1 + source.below(3), 16, 8, source.flag() ? 4 : 0, 8};
-  attention_.rule = choose_rule(source);
-  attention_.scale = 1.0 / std::sqrt(static_cast<double>(attention_.geometry.qk_head_dim()));
+  const std::int64_t rule = source.below(5);
+  attention_.rule = choose_rule(rule, 1 + length_below(24, source), source);
   attention_.compute = source.below(4) == 3 ? DType::bfloat16 : DType::float32;
   constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8};
   attention_.format = kFormats[source.below(3)];
+  if (scaled_rows_) {
+    attention_.format = CacheFormat::fp8_ds_mla;
+    attention_.geometry.kv_lora_rank = 512;
+    attention_.geometry.qk_rope_head_dim *= 16;
+  }
+  attention_.scale = 1.0 / std::sqrt(static_cast<double>(attention_.geometry.qk_head_dim()));
   attention_.space = source.flag() ? SelectionSpace::cache_slot : SelectionSpace::request_position;
   with_sink_ = source.flag();
 }
@@ -72,15 +93,15 @@ void IndexProblem::choose_attention(ByteSource& source) {
 void IndexProblem::choose_requests(ByteSource& source) {
   exact_ = !source.flag();
   workspace_limit_ = kMostWorkspace >> source.below(10);
-  page_size_ = 1 + source.below(9);
+  page_size_ = 1 + length_below(9, source);
   num_pages_ = 1 + source.below(16);
   spoilt_slot_ = source.byte() % (page_size_ * num_pages_);
   const std::int64_t requests = source.below(4);
   for (std::int64_t b = 0; b < requests; ++b) {
-    const std::int64_t query_len = source.below(13);
-    const std::int64_t seq_len = query_len + source.below(29);
+    const std::int64_t query_len = length_below(13, source);
+    const std::int64_t seq_len = query_len + length_below(29, source);
     // Bounds of a plan may lie above the exact lengths.
-    const std::int64_t spare = exact_ ? 0 : source.below(20);
+    const std::int64_t spare = exact_ ? 0 : length_below(20, source);
     tokens_ += query_len;
     query_start_.push_back(static_cast<std::int32_t>(tokens_));
     seq_len_.push_back(static_cast<std::int32_t>(seq_len));
@@ -96,12 +117,23 @@ void IndexProblem::choose_requests(ByteSource& source) {
 void IndexProblem::choose_selection(ByteSource& source) {
   with_selection_ = !source.flag();
   with_count_ = source.flag();
-  width_ = source.below(13);
+  width_ = length_below(13, source);
   for (std::int64_t token = 0; token < tokens_; ++token) {
     count_.push_back(with_count_ ? source.number() : 0);
-    for (std::int64_t i = 0; i < width_; ++i) {
-      index_.push_back(source.number());
-    }
+    choose_row(source);
+  }
+}
+
+/// Any numbers, or in a large problem, whose rows are longer than inputs, a run of them.
+void IndexProblem::choose_row(ByteSource& source) {
+  if (!large_) {
+    std::generate_n(std::back_inserter(index_), width_, [&] { return source.number(); });
+    return;
+  }
+  const std::int64_t first = source.number();
+  const std::int64_t step = 1 + source.number() % 8;
+  for (std::int64_t i = 0; i < width_; ++i) {
+    index_.push_back(static_cast<std::int32_t>(first + i * step));
   }
 }
 
@@ -117,6 +149,12 @@ void IndexProblem::break_entries(ByteSource& source) {
       array[which % array.size()] = value;
     }
   }
+}
+
+void IndexProblem::shorten() {
+  const auto shorter = [&](std::int32_t length) { return length / shortening_; };
+  std::ranges::transform(planned_query_len_, std::back_inserter(shorter_query_len_), shorter);
+  std::ranges::transform(planned_seq_len_, std::back_inserter(shorter_seq_len_), shorter);
 }
 
 void IndexProblem::make_operands() {
@@ -183,8 +221,9 @@ Inputs IndexProblem::inputs() const {
     if (with_count_) {
       inputs.selection.count = View<const std::int32_t>(count_.data(), {tokens_});
     }
-    inputs.selection.space = attention_.space;
   }
+  const bool slots = (attention_.space == SelectionSpace::cache_slot) != other_space_;
+  inputs.selection.space = slots ? SelectionSpace::cache_slot : SelectionSpace::request_position;
   return inputs;
 }
 

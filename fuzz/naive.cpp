@@ -106,7 +106,7 @@ bool has_pages(const Inputs& inputs, std::int64_t request) {
 }
 
 bool must_attend(const Attention& attention, const Batch& batch, const Inputs& inputs) {
-  if (!lengths_agree(inputs.requests, inputs.q.dim(0))) {
+  if (inputs.selection.space != attention.space || !lengths_agree(inputs.requests, inputs.q.dim(0))) {
     return false;
   }
   for (std::int64_t b = 0; b < inputs.requests.seq_len.dim(0); ++b) {

@@ -48,7 +48,8 @@ std::unique_ptr<HrMha> make_mha(const Attention& attention, const Batch& batch, 
                     .begin = context,
                     .end = batch.seq_len_bound[b],
                     .row_count = batch.query_len[b],
-                    .first_position = context});
+                    .first_position = context,
+                    .keys = batch.seq_len_bound[b]});
     query_start.push_back(query_start.back() + batch.query_len[b]);
   }
   constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();

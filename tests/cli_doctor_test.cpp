@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string>
 
+#include "headrace/profile.h"
 #include "support/cli.h"
 #include "support/files.h"
 
@@ -36,6 +37,24 @@ TEST(Cli, DoctorJsonHasItsSchema) {
   ASSERT_EQ(document.at("paths").size(), 3U);
   EXPECT_EQ(document.at("paths").at(0).at("path"), "dense_mha");
   EXPECT_FALSE(document.at("paths").at(0).at("cache_formats").at("bfloat16").get<std::string>().empty());
+}
+
+TEST(Cli, DoctorSaysWhereItsRatesAreFrom) {
+  const auto kept_in = [](const std::string& profile) {
+    return run("doctor --json --profile " + profile).json().at("profile").at("kept in").get<std::string>();
+  };
+  EXPECT_EQ(kept_in("nominal").find("nowhere"), 0U);
+  const TemporaryFolder folder;
+  const std::string file = (folder.path() / "profile.json").string();
+  save_profile(Profile::nominal_cpu(DType::bfloat16), file);
+  EXPECT_EQ(kept_in(file), file);
+}
+
+/// The width of a recording's layers.0.topk_indices.
+std::int64_t index_width(const std::string& recording) {
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, recording.data(), sizeof header_bytes);
+  return Json::parse(recording.substr(8, header_bytes)).at("layers.0.topk_indices").at("shape").at(1);
 }
 
 /// Sets one entry of a recording's layers.0.topk_indices.
@@ -71,6 +90,25 @@ TEST(Cli, ValidateCountsWhatIsWrongInARecording) {
   EXPECT_EQ(selection.at("future"), 1);
   EXPECT_EQ(run("validate --recording " + bad.string()).status, 1);
   expect_error("validate --recording no_such_file", 2);
+}
+
+TEST(Cli, ValidateFindsRowsThatSelectNothing) {
+  std::string bytes = read_file(recording("deepseek_v32") + "/recording.safetensors");
+  for (std::int64_t column = 0; column < index_width(bytes); ++column) {
+    ASSERT_NO_FATAL_FAILURE(set_index(bytes, 250, column, -1));
+  }
+  const TemporaryFolder folder;
+  const fs::path bad = folder.path() / "recording.safetensors";
+  write_file(bad, bytes);
+  const Result json = run("validate --json --recording " + bad.string());
+  EXPECT_EQ(json.status, 1) << json.err;
+  EXPECT_EQ(json.json().at("layers").at(0).at("clean"), false);
+  EXPECT_EQ(json.json().at("layers").at(0).at("selection").at("empty_rows"), 1);
+  const Result text = run("validate --recording " + bad.string());
+  EXPECT_EQ(text.status, 1);
+  for (const char* words : {"empty rows", "bad counts", "not clean"}) {
+    EXPECT_NE(text.out.find(words), std::string::npos) << text.out;
+  }
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 // What a user does wrong, and what the machine refuses: exit status and message.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <sstream>
 #include <string>
 
 #include "support/cli.h"
@@ -42,7 +44,7 @@ TEST(Cli, MisuseIsStatus2) {
                                 "route --model glm-5 --batch 1 --workspace-limit 1GB",
                                 "route --model glm-5 --batch 1 --kv-cache-dtype fp4",
                                 "route --model glm-5 --batch 1 --dtype float16",
-                                "route --model glm-5 --batch 1 --device cuda",
+                                "route --model glm-5 --batch 1 --device gpu",
                                 "route --model glm-5 --batch 1 --threads 0",
                                 "route --model glm-5 --batch 1 --selection drift:2",
                                 "route --model glm-5 --batch 1 --selection magic",
@@ -52,7 +54,11 @@ TEST(Cli, MisuseIsStatus2) {
                                 "route --model deepseek-v3 --batch 1 --selection local",
                                 "prefill --model glm-5 --batch 1 --check some",
                                 "prefill --model glm-5 --batch 1 --prefill-chunk 0",
+                                "prefill --model glm-5 --batch 1 --prefill-chunk k",
+                                "prefill --model glm-5 --batch 1 --prefill-chunk 2097152k",
                                 "prefill --model glm-5 --batch 1 --seed -1",
+                                "bench --routing --svg bench.svg",
+                                "bench --repetitions 7 --routing",
                                 "verify --model glm-5"}) {
     expect_error(arguments, 2);
   }
@@ -71,6 +77,32 @@ TEST(Cli, UsageErrorsSayWhereToLook) {
   says("prefill --model glm-5 --batch 1 extra", "headrace prefill --help");
   says("bogus", "unknown command \"bogus\"; the commands are models, route, prefill, verify, validate, bench, doctor");
   says("prefill --model deepseek-v3 --batch 1000x1000k", "--batch, --tp or --prefill-chunk");
+}
+
+/// With --help at its end, a command line is parsed and nothing is run.
+TEST(Cli, ExamplesOfEveryHelpAreUnderstood) {
+  ASSERT_EQ(run("prefill --model glm-5 --batch 1 --prefill-chunk 0 --help").status, 2);
+  for (const std::string command : {"models", "route", "prefill", "verify", "validate", "bench", "doctor"}) {
+    const std::string help = run(command + " --help").out;
+    std::istringstream lines(help.substr(std::min(help.size(), help.find("Examples:"))));
+    int examples = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const std::string start = "  headrace ";
+      if (!line.starts_with(start)) {
+        continue;
+      }
+      ++examples;
+      SCOPED_TRACE(line);
+      const std::string arguments = line.substr(start.size(), line.find(" >") - start.size());
+      const Result result = run(arguments + " --help");
+      EXPECT_EQ(result.status, 0) << result.err;
+      std::istringstream words(arguments);
+      for (std::string word; words >> word;) {
+        EXPECT_TRUE(!word.starts_with("--") || help.find("  " + word + " ") != std::string::npos) << word;
+      }
+    }
+    EXPECT_GT(examples, 0) << help;
+  }
 }
 
 TEST(Cli, OutputThatCannotBeWrittenIsStatus2) {

@@ -131,17 +131,22 @@ TEST(Cli, RatesComeFromTheProfileNamed) {
   EXPECT_EQ(nominal.at("profile"), "nominal");
   const TemporaryFolder folder;
   const fs::path file = folder.path() / "profile.json";
-  Json profile = {{"schema", 1},           {"name", "slow"},         {"compute", "bfloat16"}, {"threads", 1},
+  Json profile = {{"schema", 2},           {"name", "slow"},         {"compute", "bfloat16"}, {"threads", 1},
                   {"product_gflops", 1.0}, {"mha_gflops", 1.0},      {"mqa_gflops", 1.0},     {"gather_mkeys", 1.0},
                   {"mask_gkeys", 1.0},     {"bandwidth_gbytes", 1.0}};
   write_file(file, profile.dump());
   const Json slow = run(route + file.string() + " --json").json();
   EXPECT_EQ(slow.at("profile"), "slow");
+  const auto notes = [&](const std::string& options) { return run(route + file.string() + options).err; };
+  EXPECT_EQ(notes(" --threads 1"), "");
+  EXPECT_NE(notes(" --threads 3").find("headrace: note: the rates of "), std::string::npos);
+  EXPECT_NE(notes(" --threads 1 --dtype float32").find("headrace: note: the rates of "), std::string::npos);
   EXPECT_GT(slow.at("predicted_ms"), nominal.at("predicted_ms"));
   profile["mha_gflops"] = 0.0;
   write_file(file, profile.dump());
   expect_error(route + file.string(), 2);
   expect_error(route + "no_such_file", 2);
+  expect_error(route + folder.path().string(), 2);
 }
 
 }  // namespace

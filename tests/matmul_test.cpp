@@ -59,15 +59,8 @@ struct Problem {
   std::vector<float> a;  // [m, k]
   std::vector<float> b;  // [n, k]
 
-  /// Sizes on both sides of what matmul cuts at: register tiles, the 64 columns and the depth of a panel, the rows of a
-  /// task. Values that bfloat16 holds exactly.
-  explicit Problem(Random& random) {
-    constexpr std::int64_t kRows[] = {1, 2, 6, 7, 95, 97, 130, 1000};
-    constexpr std::int64_t kColumns[] = {1, 15, 16, 63, 64, 65, 130};
-    constexpr std::int64_t kInner[] = {1, 2, 7, 64, 191, 513, 1025, 1100};
-    m = kRows[random.below(std::ssize(kRows))];
-    n = kColumns[random.below(std::ssize(kColumns))];
-    k = kInner[random.below(std::ssize(kInner))];
+  /// Values that bfloat16 holds exactly.
+  Problem(std::int64_t rows, std::int64_t columns, std::int64_t inner, Random& random) : m(rows), n(columns), k(inner) {
     a.resize(static_cast<std::size_t>(m * k));
     b.resize(static_cast<std::size_t>(n * k));
     for (auto* values : {&a, &b}) {
@@ -75,6 +68,18 @@ struct Problem {
         value = static_cast<float>(bfloat16(random.normal()));
       }
     }
+  }
+
+  /// Sizes on both sides of what matmul cuts at: register tiles, the 64 columns and the depth of a panel, the rows of a
+  /// task.
+  static Problem random_sizes(Random& random) {
+    constexpr std::int64_t kRows[] = {1, 2, 6, 7, 95, 97, 130, 1000};
+    constexpr std::int64_t kColumns[] = {1, 15, 16, 63, 64, 65, 130};
+    constexpr std::int64_t kInner[] = {1, 2, 7, 64, 191, 513, 1025, 1100};
+    const std::int64_t rows = kRows[random.below(std::ssize(kRows))];
+    const std::int64_t columns = kColumns[random.below(std::ssize(kColumns))];
+    const std::int64_t inner = kInner[random.below(std::ssize(kInner))];
+    return Problem(rows, columns, inner, random);
   }
 
   [[nodiscard]] float a_at(std::int64_t row, std::int64_t i) const { return a[static_cast<std::size_t>(row * k + i)]; }
@@ -114,6 +119,30 @@ std::vector<Out> product(const Problem& p, const std::vector<std::int64_t>& rows
   return result;
 }
 
+/// Every element against its sum in float64.
+template <class Out>
+void expect_double(const Problem& p, const std::vector<Out>& c) {
+  for (std::int64_t r = 0; r < p.m; ++r) {
+    for (std::int64_t column = 0; column < p.n; ++column) {
+      double sum = 0.0;
+      double magnitude = 0.0;
+      for (std::int64_t i = 0; i < p.k; ++i) {
+        const double term = static_cast<double>(p.a_at(r, i)) * static_cast<double>(p.b_at(i, column));
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      // k roundings (two a term without fused multiply-add) of partial sums, and the result's own.
+      double tolerance = 2.0 * static_cast<double>(p.k) * magnitude * 0x1p-24;
+      if (std::is_same_v<Out, bfloat16>) {
+        tolerance += (std::abs(sum) + tolerance) * 0x1p-8;
+      }
+      ASSERT_NEAR(static_cast<double>(static_cast<float>(c[static_cast<std::size_t>(r * p.n + column)])), sum,
+                  tolerance)
+          << "row " << r << ", column " << column;
+    }
+  }
+}
+
 std::vector<std::int64_t> all_rows(const Problem& p) {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(p.m));
   std::iota(rows.begin(), rows.end(), 0);
@@ -150,30 +179,21 @@ TYPED_TEST(Matmul, MatchesDouble) {
   Random random(seed);
   on_each_target([&] {
     for (int round = 0; round < 12; ++round) {
-      const Problem p(random);
+      const Problem p = Problem::random_sizes(random);
       SCOPED_TRACE(p.text());
-      const auto c = product<typename TypeParam::In, Out>(p, all_rows(p), 2, random);
-      for (std::int64_t r = 0; r < p.m; ++r) {
-        for (std::int64_t column = 0; column < p.n; ++column) {
-          double sum = 0.0;
-          double magnitude = 0.0;
-          for (std::int64_t i = 0; i < p.k; ++i) {
-            const double term = static_cast<double>(p.a_at(r, i)) * static_cast<double>(p.b_at(i, column));
-            sum += term;
-            magnitude += std::abs(term);
-          }
-          // k roundings (two a term without fused multiply-add) of partial sums, and the result's own.
-          double tolerance = 2.0 * static_cast<double>(p.k) * magnitude * 0x1p-24;
-          if (std::is_same_v<Out, bfloat16>) {
-            tolerance += (std::abs(sum) + tolerance) * 0x1p-8;
-          }
-          ASSERT_NEAR(static_cast<double>(static_cast<float>(c[static_cast<std::size_t>(r * p.n + column)])), sum,
-                      tolerance)
-              << "row " << r << ", column " << column;
-        }
-      }
+      expect_double(p, product<typename TypeParam::In, Out>(p, all_rows(p), 2, random));
     }
   });
+}
+
+/// On one thread, so that nothing but a task's own bound cuts the rows.
+TYPED_TEST(Matmul, MatchesDoubleWithMoreRowsThanATaskTakes) {
+  using Out = typename TypeParam::Out;
+  const std::uint64_t seed = test::fresh_seed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Random random(seed);
+  const Problem p(4000, 64, 70, random);
+  on_each_target([&] { expect_double(p, product<typename TypeParam::In, Out>(p, all_rows(p), 1, random)); });
 }
 
 TYPED_TEST(Matmul, BitsOfARowAreAFunctionOfThatRowAndB) {
@@ -184,7 +204,7 @@ TYPED_TEST(Matmul, BitsOfARowAreAFunctionOfThatRowAndB) {
   Random random(seed);
   on_each_target([&] {
     for (int round = 0; round < 30; ++round) {
-      const Problem p(random);
+      const Problem p = Problem::random_sizes(random);
       SCOPED_TRACE(p.text());
       const std::vector<Out> whole = product<In, Out>(p, all_rows(p), 1, random);
       for (const std::int64_t most : {std::int64_t{1}, std::int64_t{9}, 2 * p.m}) {

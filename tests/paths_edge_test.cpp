@@ -262,7 +262,9 @@ struct Call {
 
 class Refusal : public testing::TestWithParam<Path> {
  protected:
-  static CaseSpec spec() {
+  explicit Refusal(const CaseSpec& spec = usual_spec()) : problem_(spec) {}
+
+  static CaseSpec usual_spec() {
     CaseSpec spec;
     spec.requests = {{3, 6}, {2, 0}};
     spec.rule = GetParam() == Path::dense_mha ? SelectionRule::none() : SelectionRule::opaque();
@@ -289,7 +291,7 @@ class Refusal : public testing::TestWithParam<Path> {
     workspace.expect_intact();
   }
 
-  AttentionCase problem_{spec()};
+  AttentionCase problem_;
   Plan plan_ = test::plan_path(problem_, GetParam());
   OutputBuffer result_ = problem_.output_buffer();
 };
@@ -385,7 +387,31 @@ TEST_P(Refusal, OfCacheSelectionAndWorkspace) {
   refuses("selection", [&](Call& c) { c.inputs.selection.count = View<const std::int32_t>(numbers.data(), {T + 1}); });
 }
 
+/// Rows that every path can serve without a selection.
+class RefusalForCoveredRows : public Refusal {
+ protected:
+  RefusalForCoveredRows() : Refusal(covered_spec()) {}
+
+  static CaseSpec covered_spec() {
+    CaseSpec spec = usual_spec();
+    spec.rule = SelectionRule::none();
+    return spec;
+  }
+};
+
+/// A path takes memory for the map from slots to keys where the attention says that selections are in slots, and makes
+/// the map where a selection says so.
+TEST_P(RefusalForCoveredRows, OfASelectionInTheOtherSpaceThoughNothingReadsIt) {
+  refuses("selection.space", [](Call& c) { c.inputs.selection.space = SelectionSpace::cache_slot; });
+  refuses("selection.space", [](Call& c) {
+    c.inputs.selection = {};
+    c.inputs.selection.space = SelectionSpace::cache_slot;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Paths, Refusal, testing::ValuesIn(kPaths),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Paths, RefusalForCoveredRows, testing::ValuesIn(kPaths),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace

@@ -2,10 +2,12 @@
 #include "headrace/profile.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "headrace/error.h"
 #include "support/files.h"
@@ -40,16 +42,39 @@ TEST_F(ProfileFile, ReadsBackWhatItWrote) {
 
 TEST_F(ProfileFile, RefusesWhatIsNoProfile) {
   EXPECT_THROW((void)load_profile(file()), Error);
-  for (const char* text : {"", "[]", "{\"schema\": 1}", "{\"schema\": 99}", "not json", "{\"schema\": \"1\"}"}) {
+  for (const char* text : {"", "[]", "{\"schema\": 2}", "{\"schema\": 99}", "not json", "{\"schema\": \"1\"}"}) {
     write(text);
     EXPECT_THROW((void)load_profile(file()), Error) << text;
   }
+}
+
+TEST_F(ProfileFile, RefusesFieldsThatCannotBe) {
   save_profile(Profile::nominal_cpu(DType::bfloat16), file());
-  std::ifstream stream(file());
-  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  text.replace(text.find("80.0"), 4, "-1.0");
-  write(text);
-  EXPECT_THROW((void)load_profile(file()), Error);
+  const std::string good = test::read_file(file());
+  const std::pair<const char*, const char*> changes[] = {{"80.0", "-1.0"},
+                                                         {"80.0", "0.0"},
+                                                         {"80.0", "1e-6"},
+                                                         {"80.0", "true"},
+                                                         {"\"bfloat16\"", "\"float16\""},
+                                                         {"\"bfloat16\"", "16"},
+                                                         {"\"threads\": 1", "\"threads\": 0"},
+                                                         {"\"threads\": 1", "\"threads\": 1.5"},
+                                                         {"\"threads\": 1", "\"threads\": 4294967297"},
+                                                         {"\"schema\": 2", "\"schema\": 1"}};
+  for (const auto& [from, to] : changes) {
+    ASSERT_NE(good.find(from), std::string::npos) << from;
+    write(std::string(good).replace(good.find(from), std::string(from).size(), to));
+    EXPECT_THROW((void)load_profile(file()), Error) << to;
+  }
+  write(good);
+  EXPECT_NO_THROW((void)load_profile(file()));
+}
+
+TEST_F(ProfileFile, RefusesWhatIsNoRegularFile) {
+  EXPECT_THROW((void)load_profile(folder_.path()), Error);
+  const std::filesystem::path pipe = folder_.path() / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW((void)load_profile(pipe), Error);
 }
 
 TEST_F(ProfileFile, CannotBeWrittenWhereAFileIsInTheWay) {
@@ -63,8 +88,12 @@ TEST(MeasuredProfile, HasRatesOfThisWorld) {
     EXPECT_NO_THROW(profile.validate());
     EXPECT_EQ(profile.compute, compute);
     EXPECT_EQ(profile.threads, 1);
+    EXPECT_TRUE(profile.name == machine_name() || profile.name == "nominal") << profile.name;
     EXPECT_LT(profile.product_gflops, 1e5);
-    EXPECT_LT(profile.mha_gflops, 1e5);
+    for (const double rate : {profile.mha_gflops, profile.mqa_gflops}) {
+      EXPECT_LE(rate, 4.0 * profile.product_gflops);
+      EXPECT_GE(rate, profile.product_gflops / 20.0);
+    }
   }
 }
 

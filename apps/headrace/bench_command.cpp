@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "bar_chart.h"
+#include "bench_gpu.h"
 #include "bench_routing.h"
 #include "commands.h"
 #include "device/parallel.h"
+#include "headrace/error.h"
 #include "headrace/profile.h"
 #include "numbers.h"
 #include "onednn_product.h"
@@ -184,6 +186,12 @@ void draw(const Options& options, const std::vector<Result>& results) {
 }  // namespace
 
 ExitStatus run_bench(const Options& options) {
+  if (options.bench_routing && options.gpu) {
+    throw Error("--routing", "--device cpu", device_text(options));
+  }
+  if (options.gpu) {
+    return run_bench_gpu(options);
+  }
   if (options.bench_routing) {
     return run_bench_routing(options);
   }

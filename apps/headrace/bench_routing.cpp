@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "device/parallel.h"
-#include "model_source.h"
 #include "numbers.h"
 #include "output.h"
 #include "progress.h"
 #include "routing/trial.h"
 #include "table.h"
+#include "target.h"
 
 namespace headrace::app {
 namespace {
@@ -117,7 +117,7 @@ double median(std::vector<double> values) {
 }  // namespace
 
 ExitStatus run_bench_routing(const Options& options) {
-  const Profile profile = chosen_profile(options);
+  const Profile profile = chosen_target(options).profile;
   std::vector<Outcome> outcomes;
   Progress progress("routing", std::size(kListed));
   for (const Listed& listed : kListed) {

@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <hwy/highway.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "attention/tile_arithmetic.h"
 #include "commands.h"
+#include "cuda_kernels.h"
 #include "device/parallel.h"
 #include "device/tile_products.h"
+#include "headrace/cuda.h"
+#include "headrace/error.h"
 #include "headrace/plan.h"
 #include "headrace/profile.h"
 #include "memory.h"
-#include "model_source.h"
 #include "numbers.h"
 #include "output.h"
 #include "table.h"
+#include "target.h"
 
 namespace headrace::app {
 namespace {
@@ -46,9 +52,9 @@ Lines instruction_sets() {
            attention::uses_pairs(DType::bfloat16) ? "AVX512_BF16" : "none; bfloat16 attention runs on float32 tiles"}};
 }
 
-/// The cache formats a path reads in a compute dtype, as it says itself; with R 512, so that every format could hold
-/// it.
-std::string formats_of(Path path, DType compute) {
+/// The cache formats a path reads on a device in a compute dtype, as it says itself; with R 512, so that every format
+/// could hold it.
+std::string formats_of(Path path, DType compute, const Device& device) {
   std::string formats;
   for (const CacheFormat format : kFormats) {
     Attention attention;
@@ -58,7 +64,7 @@ std::string formats_of(Path path, DType compute) {
     attention.scale = 1.0;
     attention.compute = compute;
     attention.format = format;
-    if (unmet_requirements(path, attention, 0, 1, true).empty()) {
+    if (unmet_requirements(path, attention, 0, 1, true, device).empty()) {
       formats += fmt::format("{}{}", formats.empty() ? "" : " ", name_of(format));
     }
   }
@@ -87,6 +93,66 @@ Lines profile_lines(const Profile& profile, const std::string& where) {
           {"bandwidth", fmt::format("{:.1f} GB/s", profile.bandwidth_gbytes)}};
 }
 
+/// Every GPU of this machine that can be opened, or the one line that says why there is none.
+struct Gpus {
+  std::vector<Device> devices;
+  Lines lines;
+};
+
+Gpus find_gpus() {
+  Gpus gpus;
+  const std::optional<CudaKernels> kernels = cuda_kernels();
+  for (int ordinal = 0; ordinal < CudaDevice::count(); ++ordinal) {
+    try {
+      Device device;
+      device.cuda = std::make_shared<CudaDevice>(ordinal);
+      const std::string& unmet = device.cuda->unmet();
+      gpus.lines.emplace_back(name_of(device), unmet.empty() ? device.cuda->name() : "not used: " + unmet);
+      if (unmet.empty()) {
+        gpus.devices.push_back(std::move(device));
+      }
+    } catch (const Error& error) {
+      gpus.lines.emplace_back(fmt::format("cuda:{}", ordinal), fmt::format("cannot be opened: {}", error.what()));
+    }
+  }
+  if (gpus.lines.empty()) {
+    gpus.lines.emplace_back("GPU", kernels ? "none, or without its driver" : "not used: built without CUDA");
+  }
+  if (kernels) {
+    gpus.lines.emplace_back("GPU kernels", fmt::format("{}; head dims nope+rope/v: {}", kernels->architecture,
+                                                       fmt::join(kernels->head_dims, ", ")));
+  }
+  return gpus;
+}
+
+/// What each path can do on a GPU, by cache formats, or why it can do nothing.
+Lines gpu_path_lines(const Device& device) {
+  Lines lines;
+  for (const Path path : kPaths) {
+    const std::string formats = formats_of(path, DType::bfloat16, device);
+    lines.emplace_back(name_of(path), formats.empty() ? "no kernel" : formats);
+  }
+  return lines;
+}
+
+/// Where the rates that are shown are kept.
+std::string kept_where(const Options& options, const Profile& profile) {
+  if (options.profile == "nominal") {
+    return "nowhere: the library's own assumptions";
+  }
+  if (options.profile != "auto") {
+    return options.profile;
+  }
+  if (options.gpu) {
+    return "nowhere: those of a GPU are not measured here";
+  }
+  if (profile.name != machine_name()) {
+    return "nowhere: this machine's could not be measured, so these are the library's own assumptions";
+  }
+  const std::filesystem::path kept = profile_path(options.compute, options.threads);
+  return kept.empty() ? "nowhere: neither XDG_CACHE_HOME nor HOME is set" : kept.string();
+}
+
 Json object_of(const Lines& lines) {
   Json object = Json::object();
   for (const auto& [name, value] : lines) {
@@ -105,14 +171,13 @@ void print_lines(const char* title, const Lines& lines) {
 }  // namespace
 
 ExitStatus run_doctor(const Options& options) {
-  const Profile profile = chosen_profile(options);
-  const std::filesystem::path kept = profile_path(options.compute, options.threads);
-  const Lines machine = {{"processor", machine_name()},
-                         {"threads", fmt::format("{}", device::thread_count(options.threads))},
-                         {"free memory", format_bytes(available_memory())},
-                         {"GPU", "not used: this version has CPU kernels only"}};
-  const Lines profile_text =
-      profile_lines(profile, kept.empty() ? "nowhere: neither XDG_CACHE_HOME nor HOME is set" : kept.string());
+  const Target target = chosen_target(options);
+  const Gpus gpus = find_gpus();
+  Lines machine = {{"processor", machine_name()},
+                   {"threads", fmt::format("{}", device::thread_count(options.threads))},
+                   {"free memory", format_bytes(available_memory())}};
+  machine.insert(machine.end(), gpus.lines.begin(), gpus.lines.end());
+  const Lines profile_text = profile_lines(target.profile, kept_where(options, target.profile));
   if (options.json) {
     Json document = new_document();
     document["version"] = version_text();
@@ -123,9 +188,14 @@ ExitStatus run_doctor(const Options& options) {
     for (const Path path : kPaths) {
       Json entry = {{"path", name_of(path)}, {"needs", requirement_of(path)}};
       for (const DType compute : kComputes) {
-        entry["cache_formats"][std::string(name_of(compute))] = formats_of(path, compute);
+        entry["cache_formats"][std::string(name_of(compute))] = formats_of(path, compute, {});
       }
       document["paths"].push_back(std::move(entry));
+    }
+    document["gpus"] = Json::array();
+    for (const Device& gpu : gpus.devices) {
+      document["gpus"].push_back(
+          {{"device", name_of(gpu)}, {"name", gpu.cuda->name()}, {"cache_formats", object_of(gpu_path_lines(gpu))}});
     }
     print_json(document);
     return kAllWell;
@@ -135,15 +205,19 @@ ExitStatus run_doctor(const Options& options) {
   print_lines("Instruction sets", instruction_sets());
   print_lines("Dependencies", dependencies());
   print_lines(fmt::format("Rates in {}", name_of(options.compute)).c_str(), profile_text);
-  fmt::print("\nPaths on this machine\n");
+  fmt::print("\nPaths on the processor\n");
   Table table({{"  path"}, {"compute"}, {"cache formats"}, {"needs"}});
   for (const Path path : kPaths) {
     for (const DType compute : kComputes) {
-      table.add({fmt::format("  {}", name_of(path)), std::string(name_of(compute)), formats_of(path, compute),
+      table.add({fmt::format("  {}", name_of(path)), std::string(name_of(compute)), formats_of(path, compute, {}),
                  requirement_of(path)});
     }
   }
   fmt::print("{}", table.to_string());
+  for (const Device& gpu : gpus.devices) {
+    print_lines(fmt::format("Paths on {}, and their cache formats in bfloat16", name_of(gpu)).c_str(),
+                gpu_path_lines(gpu));
+  }
   return kAllWell;
 }
 

@@ -55,7 +55,7 @@ app::ExitStatus run_and_report(int argc, char** argv) {
   const bool json = app::asks_for_json(argc, argv);
   try {
     return run(app::parse_command_line(argc, argv));
-  } catch (const app::ForcedPathError& error) {
+  } catch (const app::CannotRunError& error) {
     return report(error, json, app::kCheckFailed);
   } catch (const Error& error) {
     return report(error, json, app::kMisuse);

@@ -114,42 +114,13 @@ Attention attention_of(const ModelConfig& config, std::int64_t layer, const Opti
   return attention;
 }
 
-Profile chosen_profile(const Options& options) {
-  if (options.profile == "nominal") {
-    return Profile::nominal_cpu(options.compute);
-  }
-  if (options.profile != "auto") {
-    return load_profile(options.profile);
-  }
-  const std::filesystem::path kept = profile_path(options.compute, options.threads);
-  if (!kept.empty() && is_there(kept)) {
-    try {
-      Profile profile = load_profile(kept);
-      if (profile.name == machine_name()) {
-        return profile;
-      }
-    } catch (const Error& error) {
-      note(fmt::format("measuring anew: {}", error.what()));
-    }
-  }
-  Profile profile = measure_profile(options.compute, options.threads);
-  if (!kept.empty()) {
-    try {
-      save_profile(profile, kept);
-    } catch (const Error& error) {
-      note(fmt::format("this machine's rates could not be kept: {}", error.what()));
-    }
-  }
-  return profile;
-}
-
-Plan plan_step(const Attention& attention, const Batch& batch, const Options& options, const Profile& profile) {
+Plan plan_step(const Attention& attention, const Batch& batch, const Options& options, const Target& target) {
   Limits limits;
   limits.workspace_bytes = options.workspace_limit;
-  limits.device.threads = options.threads;
+  limits.device = target.device;
   Hints hints;
   hints.force = options.force;
-  hints.profile = profile;
+  hints.profile = target.profile;
   try {
     return plan(attention, batch, limits, hints);
   } catch (const Error& error) {
@@ -174,15 +145,15 @@ void note_long_requests(const ModelConfig& config, const std::vector<RequestSpec
   }
 }
 
-std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention, int threads) {
+std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention, const Device& device) {
   const Geometry& g = attention.geometry;
   const std::string heads = g.num_heads == model.total_heads
                                 ? fmt::format("{} heads", g.num_heads)
                                 : fmt::format("{} of {} heads", g.num_heads, model.total_heads);
-  return fmt::format("{} layer {}: {}, R {}, nope/rope/v {}/{}/{}, selection rule {}\n{}, cache {}, cpu with {}",
-                     model.name, layer, heads, g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim,
+  return fmt::format("{} layer {}: {}, R {}, nope/rope/v {}/{}/{}, selection rule {}\n{}, cache {}, {}", model.name,
+                     layer, heads, g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim,
                      attention.rule.to_string(), name_of(attention.compute), name_of(attention.format),
-                     counted(threads, "thread"));
+                     describe(device));
 }
 
 }  // namespace headrace::app

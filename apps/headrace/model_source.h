@@ -10,6 +10,7 @@
 #include "headrace/layer.h"
 #include "headrace/model.h"
 #include "options.h"
+#include "target.h"
 
 namespace headrace::app {
 
@@ -34,18 +35,15 @@ struct ModelSource {
 /// The attention of a layer under a selection: a caller's own makes its rule opaque.
 [[nodiscard]] Attention attention_of(const ModelConfig& config, std::int64_t layer, const Options& options);
 
-/// The rates of --profile: nominal ones, a file's, or this machine's, which are measured where they are not yet kept.
-[[nodiscard]] Profile chosen_profile(const Options& options);
-
 /// The plan of a step. @throws ForcedPathError when --force names a path that cannot serve it, with every reason
 [[nodiscard]] Plan plan_step(const Attention& attention, const Batch& batch, const Options& options,
-                             const Profile& profile);
+                             const Target& target);
 
 /// Tells on stderr of a request with positions beyond the model's max_position_embeddings.
 void note_long_requests(const ModelConfig& config, const std::vector<RequestSpec>& batch);
 
 /// "glm-5.3-flash layer 3, 16 of 64 heads, R 512, nope/rope/v 256/0/256, rule ..., bfloat16, cache bf16, cpu x 2"
 [[nodiscard]] std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention,
-                                   int threads);
+                                   const Device& device);
 
 }  // namespace headrace::app

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::int64_t kMaxTp = 1 << 16;
 constexpr std::int64_t kMaxThreads = 1024;
+constexpr std::size_t kMaxGpuDigits = 4;
 constexpr std::int64_t kMaxRepetitions = 1000;
 constexpr std::int64_t kMaxLayer = 1 << 20;
 constexpr std::int64_t kMaxChunk = std::numeric_limits<std::int32_t>::max();
@@ -86,6 +87,23 @@ std::optional<CacheFormat> parse_cache_format(const std::string& text) {
   throw wrong("--kv-cache-dtype", "auto, float32, bf16, fp8 or fp8_ds_mla", text);
 }
 
+/// The number of a GPU, or nothing for the processor.
+std::optional<int> parse_device(const std::string& text) {
+  constexpr std::string_view kCuda = "cuda";
+  if (text == "cpu") {
+    return std::nullopt;
+  }
+  if (text == kCuda) {
+    return 0;
+  }
+  const std::string number = text.starts_with("cuda:") ? text.substr(kCuda.size() + 1) : "";
+  if (number.empty() || number.size() > kMaxGpuDigits ||
+      !std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+    throw wrong("--device", "cpu, cuda or cuda:N", text);
+  }
+  return std::stoi(number);
+}
+
 SelectionSource parse_selection(const std::string& text) {
   if (text == "indexer") {
     return {SelectionSource::Kind::indexer, text, {}};
@@ -95,6 +113,17 @@ SelectionSource parse_selection(const std::string& text) {
   }
   return {SelectionSource::Kind::generator, text,
           named("--selection", [&] { return selection::parse_generator(text); })};
+}
+
+/// New tokens, counted as SPEC counts them.
+std::int64_t parse_chunk(const std::string& text) {
+  const bool kilo = text.ends_with('k');
+  const std::int64_t factor = kilo ? 1024 : 1;
+  try {
+    return factor * parse_integer("", text.substr(0, text.size() - (kilo ? 1 : 0)), 1, kMaxChunk / factor);
+  } catch (const Error&) {
+    throw wrong("--prefill-chunk", fmt::format("a whole number in [1, {}], k = 1024", kMaxChunk), text);
+  }
 }
 
 /// One subcommand's options, each added under the same name with the same meaning wherever it applies.
@@ -144,9 +173,7 @@ class OptionAdder {
   }
   void prefill_chunk() {
     text("--prefill-chunk", "N", "new tokens of a request that arrive in one step (default: all)",
-         [&options = options_](const std::string& value) {
-           options.prefill_chunk = parse_integer("--prefill-chunk", value, 1, kMaxChunk);
-         });
+         [&options = options_](const std::string& value) { options.prefill_chunk = parse_chunk(value); });
   }
   void seed() {
     text("--seed", "N", "of random weights, hidden states, selections and checked rows (default 0)",
@@ -165,11 +192,8 @@ class OptionAdder {
     text("--threads", "N", "default: as many as the machine has", [&options = options_](const std::string& value) {
       options.threads = static_cast<int>(parse_integer("--threads", value, 1, kMaxThreads));
     });
-    text("--device", "DEVICE", "cpu", [](const std::string& value) {
-      if (value != "cpu") {
-        throw wrong("--device", "cpu", value);
-      }
-    });
+    text("--device", "DEVICE", "cpu (default), or the GPU cuda or cuda:N, which computes in bfloat16",
+         [&options = options_](const std::string& value) { options.gpu = parse_device(value); });
   }
   void profile() {
     app_.add_option(
@@ -270,7 +294,7 @@ void add_verify(CLI::App& app, Options& options) {
   OptionAdder add(*command, options);
   add.model("a checkpoint folder: config.json and weights");
   add.recording("default: recording.safetensors in the model's folder");
-  add.dtype("float32, as recordings are");
+  add.dtype("float32, as recordings are; bfloat16 on a GPU");
   add.cache_format();
   add.force();
   add.layer("every recorded one");
@@ -283,7 +307,7 @@ void add_verify(CLI::App& app, Options& options) {
   command->parse_complete_callback([&options, command] {
     options.command = Command::verify;
     if (command->count("--dtype") == 0) {
-      options.compute = DType::float32;
+      options.compute = options.gpu ? DType::bfloat16 : DType::float32;
     }
     if (command->count("--selection") == 0) {
       options.selection = {SelectionSource::Kind::recorded, "recorded", {}};
@@ -300,7 +324,14 @@ void add_bench(CLI::App& app, Options& options) {
   add.profile();
   add.machine();
   add.json();
-  command->parse_complete_callback([&options] { options.command = Command::bench; });
+  command->parse_complete_callback([&options, command] {
+    options.command = Command::bench;
+    for (const char* other : {"--svg", "--repetitions"}) {
+      if (options.bench_routing && command->count(other) > 0) {
+        throw Error("--routing", fmt::format("no {} beside it, which is of the other measurements", other), other);
+      }
+    }
+  });
 }
 
 void add_doctor(CLI::App& app, Options& options) {
@@ -396,7 +427,13 @@ Options parse_command_line(int argc, const char* const* argv) {
   if (version) {
     options.command = Command::version;
   }
+  if (options.gpu && options.compute != DType::bfloat16) {
+    throw Error("--dtype", fmt::format("bfloat16, the compute dtype of {}", device_text(options)),
+                std::string(name_of(options.compute)));
+  }
   return options;
 }
+
+std::string device_text(const Options& options) { return options.gpu ? fmt::format("cuda:{}", *options.gpu) : "cpu"; }
 
 }  // namespace headrace::app

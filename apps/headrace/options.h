@@ -47,7 +47,8 @@ struct Options {
   std::int64_t prefill_chunk = 0;  ///< 0: whole prompts
   std::uint64_t seed = 0;
   std::int64_t workspace_limit = std::numeric_limits<std::int64_t>::max();
-  int threads = 0;  ///< 0: as many as the machine has
+  int threads = 0;         ///< 0: as many as the machine has
+  std::optional<int> gpu;  ///< of --device cuda:N; absent: the processor
   Check check = Check::none;
   std::string profile = "auto";  ///< auto, nominal, or a file
   int repetitions = 7;           ///< of each measurement of `bench`
@@ -58,6 +59,9 @@ struct Options {
     return cache_format.value_or(compute == DType::float32 ? CacheFormat::float32 : CacheFormat::bfloat16);
   }
 };
+
+/// The device of the options as --device spells it: "cpu", "cuda:0".
+[[nodiscard]] std::string device_text(const Options& options);
 
 /// Runs `work`; an Error of it names `argument`, as the command line's user knows it.
 template <class Work>

@@ -2,16 +2,15 @@
 #include "prefill.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "headrace/attention.h"
 #include "memory.h"
 #include "plan_text.h"
 #include "prefill_memory.h"
 #include "progress.h"
+#include "stages.h"
 #include "step.h"
 #include "step_selection.h"
 #include "stopwatch.h"
@@ -20,7 +19,7 @@ namespace headrace::app {
 namespace {
 
 /// Plans every step, to find out whether that can be done and the most workspace a step needs.
-PrefillStart plan_all(const Attention& attention, const Options& options, const Profile& profile) {
+PrefillStart plan_all(const Attention& attention, const Options& options, const Target& target) {
   PrefillStart start;
   start.attention = attention;
   start.steps = query_steps(options.batch, options.prefill_chunk);
@@ -30,7 +29,7 @@ PrefillStart plan_all(const Attention& attention, const Options& options, const 
       requests.push_back({piece.size(), piece.begin});
     }
     const BatchLengths lengths(requests);
-    Plan plan = plan_step(attention, lengths.view(), options, profile);
+    Plan plan = plan_step(attention, lengths.view(), options, target);
     start.workspace_bytes = std::max(start.workspace_bytes, plan.workspace_bytes());
     if (s == 0) {
       start.first_plan = std::move(plan);
@@ -41,19 +40,14 @@ PrefillStart plan_all(const Attention& attention, const Options& options, const 
 
 class Prefill {
  public:
-  Prefill(const ModelSource& model, std::int64_t number, const Options& options, PrefillStart start, Profile profile)
+  Prefill(const ModelSource& model, std::int64_t number, const Options& options, PrefillStart start, Target target)
       : options_(options),
-        profile_(std::move(profile)),
+        target_(std::move(target)),
         number_(number),
-        layer_(model.config, number, model.weights(number, options.compute, options.seed), options.compute,
-               options.threads),
         table_(options.batch, options.seed),
-        latent_cache_(table_, cache_row_bytes(start.attention.format, start.attention.geometry)),
-        selection_(make_step_selection(model, layer_, number, table_, options)),
-        workspace_(DType::uint8, {start.workspace_bytes}) {
-    if (layer_.scores()) {
-      index_cache_ = CacheMemory(table_, model.config.indexer->cache_row_bytes(options.compute));
-    }
+        stages_(make_stages(model, number, options, target_.device)),
+        selection_(make_step_selection(model, *stages_, number, table_, options, target_.device)) {
+    stages_->begin(table_, start.attention.format, start.workspace_bytes);
     report_.attention = start.attention;
     report_.steps = start.steps;
     report_.workspace_bytes = start.workspace_bytes;
@@ -65,7 +59,7 @@ class Prefill {
   }
 
   PrefillReport run() {
-    timed(report_.context_ms, [&] { make_context(); });
+    stages_->time(report_.context_ms, [&] { make_context(); });
     Progress progress("prefill", query_tokens(options_.batch));
     for (std::int64_t s = 0; s < report_.steps; ++s) {
       const Step step(table_, query_pieces(options_.batch, options_.prefill_chunk, s));
@@ -76,10 +70,9 @@ class Prefill {
   }
 
  private:
-  LayerCaches caches() { return {latent_cache_.view(), layer_.scores() ? index_cache_.view() : MutableCacheView()}; }
-
   [[nodiscard]] Tensor hidden_states(const Step& step) const {
-    return random_hidden(step, layer_.config().hidden_size, options_.compute, options_.seed, number_, options_.threads);
+    return random_hidden(step, stages_->config().hidden_size, options_.compute, options_.seed, number_,
+                         options_.threads);
   }
 
   void make_context() {
@@ -91,52 +84,41 @@ class Prefill {
     for (std::vector<Piece>& pieces : context_steps(options_.batch, kContextTokensAtOnce)) {
       const Step step(table_, std::move(pieces));
       const Tensor hidden = hidden_states(step);
-      layer_.append(layer_.project_keys(hidden.view(), step.positions()), caches(), report_.attention.format,
-                    step.requests(), step.slots());
+      stages_->open(step, hidden.view());
+      stages_->project_keys();
+      stages_->append();
+      stages_->close();
       selection_->add_context(step);
       progress.advance(step.tokens());
     }
   }
 
   void run_step(const Step& step) {
-    StageTimes& stages = report_.stages;
-    Plan plan = timed(stages.plan, [&] { return plan_step(report_.attention, step.batch(), options_, profile_); });
+    StageTimes& times = report_.stages;
+    Plan plan = timed(times.plan, [&] { return plan_step(report_.attention, step.batch(), options_, target_); });
     selection_->prepare(step, plan);
-    Projected projected = project(step, plan);
-    timed(stages.append,
-          [&] { layer_.append(projected, caches(), report_.attention.format, step.requests(), step.slots()); });
-    const Selection selection =
-        timed(stages.select, [&] { return selection_->select(step, plan, projected, caches().index); });
-    Tensor q = std::move(projected.q);
-    projected = {};  // everything but the queries has been used
-
-    const Geometry& g = report_.attention.geometry;
-    Tensor attended(options_.compute, {step.tokens(), g.num_heads, g.v_head_dim});
-    Tensor lse;
+    project(step, plan);
+    stages_->time(times.append, [&] { stages_->append(); });
+    selection_->select(step, plan, *stages_, times.select);
+    stages_->prepare(plan, report_.check.has_value());
+    stages_->time(times.attend, [&] { stages_->attend(plan); });
     if (report_.check) {
-      lse = Tensor(DType::float32, {step.tokens(), g.num_heads});
-    }
-    const View<float> lse_view = lse.empty() ? View<float>() : lse.view_as<float>();
-    const Inputs inputs{q.view(), latent_cache_.view(), step.requests(), selection};
-    timed(stages.attend, [&] {
-      attend(plan, layer_.attention_weights(), inputs, {attended.view(), lse_view},
-             {workspace_.data(), static_cast<std::size_t>(plan.workspace_bytes())});
-    });
-    if (report_.check) {
-      report_.check->add(report_.attention, layer_.attention_weights(), inputs, step, attended.view(), lse_view,
+      const AttendedStep attended = stages_->attended();
+      report_.check->add(report_.attention, attended.weights, attended.inputs, step, attended.out, attended.lse,
                          options_.threads);
     }
-    q = {};
-    const Tensor output = timed(stages.output, [&] { return layer_.output(attended.view()); });
+    stages_->time(times.output, [&] { stages_->output(); });
+    stages_->close();
     keep(std::move(plan));
   }
 
-  Projected project(const Step& step, const Plan& plan) {
+  void project(const Step& step, const Plan& plan) {
     const Tensor hidden = hidden_states(step);
     const bool scoring = options_.selection.kind == SelectionSource::Kind::indexer &&
                          std::any_of(plan.requests().begin(), plan.requests().end(),
                                      [](const RequestPlan& request) { return !request.skip_scoring; });
-    return timed(report_.stages.project, [&] { return layer_.project(hidden.view(), step.positions(), scoring); });
+    stages_->open(step, hidden.view());
+    stages_->time(report_.stages.project, [&] { stages_->project(scoring); });
   }
 
   void keep(Plan plan) {
@@ -148,14 +130,11 @@ class Prefill {
   }
 
   const Options& options_;
-  Profile profile_;
+  Target target_;
   std::int64_t number_;
-  Layer layer_;
   PageTable table_;
-  CacheMemory latent_cache_;
-  CacheMemory index_cache_;
+  std::unique_ptr<Stages> stages_;
   std::unique_ptr<StepSelection> selection_;
-  Tensor workspace_;
   PrefillReport report_;
 };
 
@@ -168,12 +147,14 @@ PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Option
   // What does not depend on the plan first: planning has a cost of its own.
   MemoryEstimate estimate = prefill_memory(model, layer, attention, options);
   estimate.require(kMemoryOptions);
-  const Profile profile = chosen_profile(options);
-  PrefillStart start = plan_all(attention, options, profile);
-  estimate.add(1, start.workspace_bytes);
-  estimate.require(kMemoryOptions);
+  Target target = chosen_target(options);
+  PrefillStart start = plan_all(attention, options, target);
+  if (target.device.cuda == nullptr) {
+    estimate.add(1, start.workspace_bytes);
+    estimate.require(kMemoryOptions);
+  }
   on_start(start);
-  return Prefill(model, layer, options, std::move(start), profile).run();
+  return Prefill(model, layer, options, std::move(start), std::move(target)).run();
 }
 
 }  // namespace headrace::app

@@ -61,7 +61,7 @@ Json check_json(const OracleCheck& check) {
 void print_report_json(const ModelSource& model, std::int64_t layer, const Options& options,
                        const PrefillReport& report) {
   Json document = new_document();
-  document["device"] = "cpu";
+  document["device"] = device_text(options);
   document["threads"] = device::thread_count(options.threads);
   document["model"] = model.name;
   document["layer"] = layer;
@@ -94,7 +94,7 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
 
 /// What is run and how, for whoever waits for the times.
 void print_start(const ModelSource& model, std::int64_t layer, const Options& options, const PrefillStart& start) {
-  fmt::print("{}\n", describe(model, layer, start.attention, device::thread_count(options.threads)));
+  fmt::print("{}\n", describe(model, layer, start.attention, start.first_plan.device()));
   fmt::print("weights: {}; selection: {}{}\n\n",
              model.folder ? "checkpoint" : fmt::format("random, seed {}", options.seed),
              selection_text(model, layer, options), options.tp > 1 ? "; the output is one rank's partial sum" : "");
@@ -147,8 +147,8 @@ void print_report(const Options& options, const PrefillReport& report) {
   }
   fmt::print("tokens    {} in {}: {}\n", query_tokens(options.batch), counted(report.steps, "step"), paths);
   fmt::print("speed     {:.0f} tokens/s\n", tokens_per_second(report, options));
-  fmt::print("memory    {} peak, {} of it workspace\n", format_bytes(peak_memory()),
-             format_bytes(report.workspace_bytes));
+  fmt::print("memory    {} peak, {} {}\n", format_bytes(peak_memory()), format_bytes(report.workspace_bytes),
+             options.gpu ? "of the GPU's for workspace" : "of it workspace");
   if (has_context(options)) {
     fmt::print("context   {} to make the keys of earlier tokens, not counted above\n", format_ms(report.context_ms));
   }
@@ -173,6 +173,9 @@ PrefillReport run(const ModelSource& model, std::int64_t layer, const Options& o
   } catch (const Error& error) {
     if (error.argument() == "tensor") {
       throw too_large("no " + error.expected());
+    }
+    if (error.argument() == "device memory") {
+      throw too_large("no " + error.expected() + " left of the GPU's");
     }
     throw;
   }

@@ -85,7 +85,7 @@ MemoryEstimate prefill_memory(const ModelSource& model, std::int64_t layer, cons
     max_pages = std::max(max_pages, pages);
     longest = std::max(longest, request.seq_len());
   }
-  estimate.add(slots, cache_row_bytes(attention.format, g));
+  estimate.add(role.shares && !generates ? 2 * slots : slots, cache_row_bytes(attention.format, g));
   const bool index_cache = role.scores || (role.shares && !generates);
   if (index_cache) {
     estimate.add(slots, config.indexer->cache_row_bytes(options.compute));

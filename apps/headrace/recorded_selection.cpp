@@ -8,7 +8,6 @@
 #include "headrace/error.h"
 #include "selection_match.h"
 #include "step.h"
-#include "step_selection.h"
 
 namespace headrace::app {
 namespace {
@@ -18,48 +17,26 @@ std::span<const std::int32_t> row_of(const Tensor& index, std::int64_t row) {
   return {view.at(row), static_cast<std::size_t>(view.dim(1))};
 }
 
-/// The rows of one step: selects them, and matches them with the recorded ones.
-class SelectStep {
- public:
-  SelectStep(const Layer& layer, const RecordedLayer& recorded, const Step& step, const CacheView& index_cache,
-             const Projected& projected)
-      : layer_(layer),
-        recorded_(recorded),
-        step_(step),
-        index_cache_(index_cache),
-        queries_{projected.index_query.view(), projected.index_weight.view_as<float>()} {}
+/// Copies rows of a selection to rows [first, ...) of a buffer.
+void keep_rows(const Selection& selection, std::int64_t first, SelectionBuffer& buffer) {
+  const View<std::int32_t> index = buffer.index.view_as<std::int32_t>();
+  const View<std::int32_t> count = buffer.count.view_as<std::int32_t>();
+  std::copy_n(selection.index.data(), selection.index.size(), index.at(first));
+  std::copy_n(selection.count.data(), selection.count.size(), count.at(first));
+}
 
-  void select(SelectionBuffer& buffer, const Options& options) const {
-    const Piece& piece = step_.pieces().front();
-    const IndexerGeometry& indexer = *layer_.config().indexer;
-    const std::vector<std::int64_t> every_row{0};
-    headrace::select(indexer, layer_.compute(), index_cache_, queries_, step_.requests(),
-                     View<const std::int64_t>(every_row.data(), {1}),
-                     buffer.index.view_as<std::int32_t>().slice(piece.begin, piece.end),
-                     buffer.count.view_as<std::int32_t>().slice(piece.begin, piece.end),
-                     select_workspace(indexer, piece.end), options.threads);
+/// Matches the rows of one step with the recorded ones, by our own scores.
+void match(const ScoredStep& scored, const Step& step, const IndexerGeometry& indexer, const RecordedLayer& recorded,
+           DType compute, SelectionMatcher& matcher, OwnSelection& own) {
+  const Piece& piece = step.pieces().front();
+  std::vector<float> scores(static_cast<std::size_t>(piece.end));
+  for (std::int64_t position = piece.begin; position < piece.end; ++position) {
+    const std::int64_t seen = score_row(indexer, compute, scored.index_cache, scored.queries, step.requests(), 0,
+                                        position - piece.begin, View<float>(scores.data(), {piece.end}));
+    own.agrees.push_back(matcher.add_row(position, std::span(scores).first(static_cast<std::size_t>(seen)),
+                                         row_of(recorded.topk_indices, position), row_of(own.buffer.index, position)));
   }
-
-  void match(SelectionMatcher& matcher, OwnSelection& own) const {
-    const Piece& piece = step_.pieces().front();
-    std::vector<float> scores(static_cast<std::size_t>(piece.end));
-    for (std::int64_t position = piece.begin; position < piece.end; ++position) {
-      const std::int64_t seen =
-          score_row(*layer_.config().indexer, layer_.compute(), index_cache_, queries_, step_.requests(), 0,
-                    position - piece.begin, View<float>(scores.data(), {piece.end}));
-      own.agrees.push_back(matcher.add_row(position, std::span(scores).first(static_cast<std::size_t>(seen)),
-                                           row_of(recorded_.topk_indices, position),
-                                           row_of(own.buffer.index, position)));
-    }
-  }
-
- private:
-  const Layer& layer_;
-  const RecordedLayer& recorded_;
-  const Step& step_;
-  CacheView index_cache_;
-  IndexQueries queries_;
-};
+}
 
 }  // namespace
 
@@ -90,24 +67,26 @@ Tensor hidden_states(const RecordedLayer& recorded, const ModelConfig& config, D
   return hidden;
 }
 
-OwnSelection select_and_match(const Layer& layer, const RecordedLayer& recorded, const Options& options) {
-  const IndexerGeometry& indexer = *layer.config().indexer;
-  const Tensor hidden = hidden_states(recorded, layer.config(), layer.compute());
+OwnSelection select_and_match(Stages& stages, const RecordedLayer& recorded, const Options& options) {
+  const IndexerGeometry& indexer = *stages.config().indexer;
+  const Tensor hidden = hidden_states(recorded, stages.config(), options.compute);
   const std::vector<RequestSpec> batch{{hidden.dim(0), 0}};
   const PageTable table(batch, options.seed);
-  CacheMemory index_cache(table, indexer.cache_row_bytes(layer.compute()));
-  CacheMemory latent_cache(table, cache_row_bytes(options.format(), layer.config().geometry));
+  stages.begin(table, options.format(), 0);
   OwnSelection own;
   own.buffer = {Tensor(DType::int32, {hidden.dim(0), indexer.rule().width()}), Tensor(DType::int32, {hidden.dim(0)})};
   SelectionMatcher matcher(indexer);
   for (std::int64_t s = 0; s < query_steps(batch, options.prefill_chunk); ++s) {
     const Step step(table, query_pieces(batch, options.prefill_chunk, s));
     const Piece& piece = step.pieces().front();
-    const Projected projected = layer.project(hidden.view().slice(piece.begin, piece.end), step.positions());
-    layer.append(projected, {latent_cache.view(), index_cache.view()}, options.format(), step.requests(), step.slots());
-    const SelectStep select_step(layer, recorded, step, index_cache.view(), projected);
-    select_step.select(own.buffer, options);
-    select_step.match(matcher, own);
+    stages.open(step, hidden.view().slice(piece.begin, piece.end));
+    stages.project(/*scoring=*/true);
+    stages.append();
+    stages.select_all();
+    const ScoredStep scored = stages.scored();
+    keep_rows(scored.selection, piece.begin, own.buffer);
+    match(scored, step, indexer, recorded, options.compute, matcher, own);
+    stages.close();
   }
   own.match = matcher.share();
   own.ties = matcher.ties();

@@ -8,6 +8,7 @@
 #include "headrace/layer.h"
 #include "headrace/recording.h"
 #include "options.h"
+#include "stages.h"
 
 namespace headrace::app {
 
@@ -28,8 +29,8 @@ struct OwnSelection {
   std::int64_t ties = 0;
 };
 
-/// @param layer     one that scores
-/// @param recorded  the same, with its recorded selection
-[[nodiscard]] OwnSelection select_and_match(const Layer& layer, const RecordedLayer& recorded, const Options& options);
+/// @param stages    of a layer that scores
+/// @param recorded  the same layer, with its recorded selection
+[[nodiscard]] OwnSelection select_and_match(Stages& stages, const RecordedLayer& recorded, const Options& options);
 
 }  // namespace headrace::app

@@ -18,12 +18,13 @@ ExitStatus run_route(const Options& options) {
   require_step_selection(model.config, options);
   const Attention attention = attention_of(model.config, layer, options);
   const BatchLengths lengths(options.batch);
-  const Profile profile = chosen_profile(options);
-  const Plan plan = plan_step(attention, lengths.view(), options, profile);
+  const Target target = chosen_target(options);
+  const Profile& profile = target.profile;
+  const Plan plan = plan_step(attention, lengths.view(), options, target);
   note_long_requests(model.config, options.batch);
   if (options.json) {
     Json document = new_document();
-    document["device"] = "cpu";
+    document["device"] = name_of(target.device);
     document["threads"] = plan.threads();
     document["model"] = model.name;
     document["layer"] = layer;
@@ -39,7 +40,7 @@ ExitStatus run_route(const Options& options) {
     print_json(document);
     return kAllWell;
   }
-  fmt::print("{}\n\n{}\n", describe(model, layer, attention, plan.threads()), plan_table(plan));
+  fmt::print("{}\n\n{}\n", describe(model, layer, attention, target.device), plan_table(plan));
   fmt::print("{}, {}, {} workspace, {} predicted\nrates: {}\n",
              counted(static_cast<std::int64_t>(options.batch.size()), "request"),
              counted(query_tokens(options.batch), "new token"), format_bytes(plan.workspace_bytes()),

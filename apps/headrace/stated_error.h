@@ -20,10 +20,16 @@ class StatedError : public Error {
   std::string text_;
 };
 
-/// A forced path that cannot serve the step: exit status 1, where every other Error is 2.
-class ForcedPathError : public StatedError {
+/// What was asked for cannot run here: exit status 1, where every other Error is 2.
+class CannotRunError : public StatedError {
  public:
   using StatedError::StatedError;
+};
+
+/// A forced path that cannot serve the step.
+class ForcedPathError : public CannotRunError {
+ public:
+  using CannotRunError::CannotRunError;
 };
 
 }  // namespace headrace::app

@@ -13,90 +13,58 @@ namespace {
 
 constexpr std::int64_t kSelectWorkspace = std::int64_t{64} << 20;
 
-std::int64_t longest_seq_len(const Step& step) {
-  std::int64_t longest = 0;
-  for (const Piece& piece : step.pieces()) {
-    longest = std::max(longest, piece.end);
-  }
-  return longest;
-}
-
-SelectionBuffer run_indexer(const Layer& layer, const Step& step, const Plan& plan, const Projected& projected,
-                            const CacheView& index_cache) {
-  return layer.select(plan, projected, index_cache, step.requests(),
-                      select_workspace(*layer.config().indexer, longest_seq_len(step)));
-}
-
 class NoSelection final : public StepSelection {
  public:
   void add_context(const Step&) override {}
   void prepare(const Step&, const Plan&) override {}
-  Selection select(const Step&, const Plan&, const Projected&, const CacheView&) override { return {}; }
+  void select(const Step&, const Plan&, Stages&, double&) override {}
 };
 
 class OwnIndexer final : public StepSelection {
  public:
-  explicit OwnIndexer(const Layer& layer) : layer_(layer) {}
   void add_context(const Step&) override {}  // the layer appends its own index keys
   void prepare(const Step&, const Plan&) override {}
-  Selection select(const Step& step, const Plan& plan, const Projected& projected,
-                   const CacheView& index_cache) override {
-    buffer_ = {};
-    buffer_ = run_indexer(layer_, step, plan, projected, index_cache);
-    return buffer_.selection();
+  void select(const Step&, const Plan& plan, Stages& stages, double& select_ms) override {
+    stages.time(select_ms, [&] { stages.select(plan); });
   }
-
- private:
-  const Layer& layer_;
-  SelectionBuffer buffer_;
 };
 
 /// The indexer of an earlier layer, over hidden states of its own.
 class SharedIndexer final : public StepSelection {
  public:
-  SharedIndexer(const ModelSource& model, std::int64_t source, const PageTable& table, const Options& options)
-      : source_(source),
-        seed_(options.seed),
-        threads_(options.threads),
-        layer_(model.config, source, model.weights(source, options.compute, options.seed), options.compute,
-               options.threads),
-        index_cache_(table, model.config.indexer->cache_row_bytes(options.compute)) {}
+  SharedIndexer(const ModelSource& model, std::int64_t source, const PageTable& table, const Options& options,
+                const Device& device)
+      : source_(source), options_(options), stages_(make_stages(model, source, options, device)) {
+    stages_->begin(table, options.format(), 0);
+  }
 
   void add_context(const Step& step) override {
     const Tensor hidden = hidden_states(step);
-    append(step, layer_.project_keys(hidden.view(), step.positions()));
+    stages_->open(step, hidden.view());
+    stages_->project_keys();
+    stages_->append();
   }
 
   void prepare(const Step& step, const Plan& plan) override {
-    buffer_ = {};
     const Tensor hidden = hidden_states(step);
-    const Projected projected = layer_.project(hidden.view(), step.positions());
-    append(step, projected);
-    buffer_ = run_indexer(layer_, step, plan, projected, index_cache_.view());
+    stages_->open(step, hidden.view());
+    stages_->project(/*scoring=*/true);
+    stages_->append();
+    stages_->select(plan);
+    stages_->close();
   }
 
-  Selection select(const Step&, const Plan&, const Projected&, const CacheView&) override {
-    return buffer_.selection();
-  }
+  void select(const Step&, const Plan&, Stages& stages, double&) override { stages.share(stages_->selection()); }
 
  private:
   [[nodiscard]] Tensor hidden_states(const Step& step) const {
-    return random_hidden(step, layer_.config().hidden_size, layer_.compute(), seed_, source_, threads_);
-  }
-
-  void append(const Step& step, const Projected& projected) {
-    const Tensor& bias = layer_.weights().indexer->offset_bias;
-    append_index_keys(*layer_.config().indexer, layer_.compute(), index_cache_.view(), projected.index_key.view(),
-                      projected.index_gate.view(), bias.empty() ? View<const float>() : bias.view_as<float>(),
-                      step.requests(), step.slots(), threads_);
+    return random_hidden(step, stages_->config().hidden_size, options_.compute, options_.seed, source_,
+                         options_.threads);
   }
 
   std::int64_t source_;
-  std::uint64_t seed_;
-  int threads_;
-  Layer layer_;
-  CacheMemory index_cache_;
-  SelectionBuffer buffer_;
+  const Options& options_;
+  std::unique_ptr<Stages> stages_;
 };
 
 /// Rows of a generator, made once for the whole batch: what a token selects does not depend on its step.
@@ -133,8 +101,8 @@ class Generated final : public StepSelection {
     buffer_ = std::move(buffer);
   }
 
-  Selection select(const Step& step, const Plan&, const Projected&, const CacheView&) override {
-    return step.tokens() == whole_.count.dim(0) ? whole_.selection() : buffer_.selection();
+  void select(const Step& step, const Plan&, Stages& stages, double&) override {
+    stages.use(step.tokens() == whole_.count.dim(0) ? whole_.selection() : buffer_.selection());
   }
 
  private:
@@ -183,18 +151,19 @@ std::int64_t select_workspace(const IndexerGeometry& indexer, std::int64_t longe
   return std::max(kSelectWorkspace, select_workspace_minimum(indexer, longest_seq_len));
 }
 
-std::unique_ptr<StepSelection> make_step_selection(const ModelSource& model, const Layer& layer, std::int64_t number,
-                                                   const PageTable& table, const Options& options) {
+std::unique_ptr<StepSelection> make_step_selection(const ModelSource& model, const Stages& stages, std::int64_t number,
+                                                   const PageTable& table, const Options& options,
+                                                   const Device& device) {
   if (options.selection.kind == SelectionSource::Kind::generator) {
     return std::make_unique<Generated>(model_generator(model.config, options), options.batch);
   }
-  if (layer.scores()) {
-    return std::make_unique<OwnIndexer>(layer);
+  if (stages.scores()) {
+    return std::make_unique<OwnIndexer>();
   }
   if (model.config.selection_rule(number).kind() == SelectionRule::Kind::none) {
     return std::make_unique<NoSelection>();
   }
-  return std::make_unique<SharedIndexer>(model, model.config.selection_source(number), table, options);
+  return std::make_unique<SharedIndexer>(model, model.config.selection_source(number), table, options, device);
 }
 
 }  // namespace headrace::app

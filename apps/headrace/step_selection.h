@@ -4,10 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "headrace/layer.h"
 #include "headrace/plan.h"
 #include "model_source.h"
 #include "options.h"
+#include "stages.h"
 #include "step.h"
 
 namespace headrace::app {
@@ -20,15 +20,14 @@ class StepSelection {
   virtual void add_context(const Step& step) = 0;
   /// What has to be done before the step and is not part of its time.
   virtual void prepare(const Step& step, const Plan& plan) = 0;
-  /// The selection of a step's tokens; valid until the next prepare() or select().
-  [[nodiscard]] virtual Selection select(const Step& step, const Plan& plan, const Projected& projected,
-                                         const CacheView& index_cache) = 0;
+  /// Gives the step its selection. @param select_ms  gets what the layer's own indexer takes
+  virtual void select(const Step& step, const Plan& plan, Stages& stages, double& select_ms) = 0;
 };
 
 /// The layer's own indexer, the indexer of the layer whose selection it shares, a generator, or none at all.
-[[nodiscard]] std::unique_ptr<StepSelection> make_step_selection(const ModelSource& model, const Layer& layer,
+[[nodiscard]] std::unique_ptr<StepSelection> make_step_selection(const ModelSource& model, const Stages& stages,
                                                                  std::int64_t number, const PageTable& table,
-                                                                 const Options& options);
+                                                                 const Options& options, const Device& device);
 
 /// @throws Error for a --selection that prefill cannot run: a recorded one, or one of a model without a selection
 void require_step_selection(const ModelConfig& config, const Options& options);

@@ -23,7 +23,7 @@ struct LayerFindings {
   std::int64_t non_finite_outputs = 0;
 
   [[nodiscard]] bool clean() const noexcept {
-    return selection.clean() && non_finite_keys == 0 && non_finite_outputs == 0;
+    return selection.clean() && selection.empty_rows == 0 && non_finite_keys == 0 && non_finite_outputs == 0;
   }
 };
 
@@ -92,15 +92,18 @@ void print_table(const std::vector<LayerFindings>& layers) {
                {"out of range", right},
                {"future", right},
                {"repeated", right},
+               {"empty rows", right},
                {"past count", right},
+               {"bad counts", right},
                {"non-finite keys", right},
                {"outputs", right}});
   for (const LayerFindings& one : layers) {
     const auto text = [&](std::int64_t count) { return one.has_selection ? fmt::format("{}", count) : "-"; };
     const SelectionCounts& s = one.selection;
     table.add({fmt::format("{}", one.layer), fmt::format("{}", one.tokens), text(s.attended), text(s.unused),
-               text(s.negative), text(s.out_of_range), text(s.future), text(s.repeated), text(s.rows_past_count),
-               fmt::format("{}", one.non_finite_keys), fmt::format("{}", one.non_finite_outputs)});
+               text(s.negative), text(s.out_of_range), text(s.future), text(s.repeated), text(s.empty_rows),
+               text(s.rows_past_count), text(s.bad_counts), fmt::format("{}", one.non_finite_keys),
+               fmt::format("{}", one.non_finite_outputs)});
   }
   fmt::print("{}", table.to_string());
 }
@@ -125,9 +128,10 @@ ExitStatus run_validate(const Options& options) {
   } else {
     fmt::print("{}\n\n", options.recording.string());
     print_table(layers);
-    fmt::print("\n{}\n", clean ? "clean: every entry is a key the row may attend to, or unused (-1)"
-                               : "not clean: such entries are ignored on every path, and non-finite keys spoil their "
-                                 "request");
+    fmt::print("\n{}\n", clean
+                             ? "clean: every entry is a key the row may attend to, or unused (-1), and no row is empty"
+                             : "not clean: such entries are ignored on every path, rows that select none are zero, and "
+                               "non-finite keys spoil their request");
   }
   return clean ? kAllWell : kCheckFailed;
 }

@@ -6,15 +6,16 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 
 #include "check.h"
-#include "headrace/attention.h"
 #include "headrace/error.h"
 #include "headrace/recording.h"
 #include "progress.h"
 #include "recorded_selection.h"
+#include "stages.h"
 #include "stated_error.h"
 #include "step.h"
 
@@ -84,20 +85,22 @@ struct PromptSelection {
 /// One recorded layer, ready to be run down any path.
 class LayerRun {
  public:
-  LayerRun(const Layer& layer, const RecordedLayer& recorded, PromptSelection selection, const Options& options)
-      : layer_(layer),
+  LayerRun(Stages& stages, const RecordedLayer& recorded, PromptSelection selection, const Options& options,
+           const Device& device)
+      : stages_(stages),
         recorded_(recorded),
         selection_(selection),
         options_(options),
-        attention_(layer.attention(options.format())),
-        hidden_(hidden_states(recorded, layer.config(), options.compute)) {}
+        device_(device),
+        attention_(stages.attention(options.format())),
+        hidden_(hidden_states(recorded, stages.config(), options.compute)) {}
 
   [[nodiscard]] std::int64_t rows() const noexcept { return hidden_.dim(0); }
   [[nodiscard]] std::int64_t covered_rows() const noexcept {
     return std::min(rows(), attention_.rule.covered_prefix());
   }
   [[nodiscard]] std::vector<std::string> unmet(Path path, std::int64_t rows) const {
-    return unmet_requirements(path, attention_, 0, rows, true);
+    return unmet_requirements(path, attention_, 0, rows, true, device_);
   }
 
   /// Runs the first `rows` tokens of the prompt, in chunks as the options say.
@@ -106,18 +109,14 @@ class LayerRun {
     options.force = path;
     const std::vector<RequestSpec> batch{{rows, 0}};
     const PageTable table(batch, options.seed);
-    CacheMemory latent(table, cache_row_bytes(attention_.format, attention_.geometry));
-    CacheMemory index;
-    if (layer_.scores()) {
-      index = CacheMemory(table, layer_.config().indexer->cache_row_bytes(options.compute));
-    }
+    stages_.begin(table, attention_.format, 0);
     OracleCheck check(check_tolerance(options.compute), rows_to_check(batch, attention_.rule, options, Check::sample));
     OutputErrors errors;
     const std::int64_t steps = query_steps(batch, options.prefill_chunk);
     Progress progress(fmt::format("layer {} {}", recorded_.layer, name_of(path)), steps);
     for (std::int64_t s = 0; s < steps; ++s) {
       const Step step(table, query_pieces(batch, options.prefill_chunk, s));
-      run_step(step, {latent.view(), layer_.scores() ? index.view() : MutableCacheView()}, options, check, errors);
+      run_step(step, options, check, errors);
       progress.advance(1);
     }
     return {path,
@@ -133,7 +132,8 @@ class LayerRun {
   /// A path that the user did not force cannot run for lack of workspace only: its other requirements are met.
   [[nodiscard]] Plan plan_path(const Batch& batch, const Options& options) const {
     try {
-      return plan_step(attention_, batch, options, Profile::nominal_cpu(options.compute));
+      // Every path is forced, so rates decide nothing.
+      return plan_step(attention_, batch, options, {device_, Profile::nominal_cpu(options.compute)});
     } catch (const ForcedPathError& error) {
       if (options_.force) {
         throw;
@@ -144,35 +144,30 @@ class LayerRun {
     }
   }
 
-  void run_step(const Step& step, const LayerCaches& caches, const Options& options, OracleCheck& check,
-                OutputErrors& errors) const {
+  void run_step(const Step& step, const Options& options, OracleCheck& check, OutputErrors& errors) const {
     const Piece& piece = step.pieces().front();
     const Plan plan = plan_path(step.batch(), options);
-    const Projected projected =
-        layer_.project(hidden_.view().slice(piece.begin, piece.end), step.positions(), /*scoring=*/false);
-    layer_.append(projected, caches, attention_.format, step.requests(), step.slots());
-
-    const Geometry& g = attention_.geometry;
-    Tensor attended(options.compute, {step.tokens(), g.num_heads, g.v_head_dim});
-    Tensor lse(DType::float32, {step.tokens(), g.num_heads});
-    Tensor workspace(DType::uint8, {plan.workspace_bytes()});
-    const Inputs inputs{projected.q.view(), caches.latent, step.requests(), rows_of(selection_.selection, piece)};
-    attend(plan, layer_.attention_weights(), inputs, {attended.view(), lse.view_as<float>()},
-           {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())});
-    check.add(attention_, layer_.attention_weights(), inputs, step, attended.view(), lse.view_as<float>(),
-              options.threads);
-    errors.add(layer_.output(attended.view()).view(), recorded_.output.view_as<float>().slice(piece.begin, piece.end),
-               [&](std::int64_t row) {
-                 // A row whose own selection is another has another answer, which the recording does not hold.
-                 return selection_.agrees == nullptr ||
-                        (*selection_.agrees)[static_cast<std::size_t>(piece.begin + row)];
-               });
+    stages_.open(step, hidden_.view().slice(piece.begin, piece.end));
+    stages_.project(/*scoring=*/false);
+    stages_.append();
+    stages_.use(rows_of(selection_.selection, piece));
+    stages_.prepare(plan, /*with_lse=*/true);
+    stages_.attend(plan);
+    const AttendedStep attended = stages_.attended();
+    check.add(attention_, attended.weights, attended.inputs, step, attended.out, attended.lse, options.threads);
+    stages_.output();
+    errors.add(stages_.out(), recorded_.output.view_as<float>().slice(piece.begin, piece.end), [&](std::int64_t row) {
+      // A row whose own selection is another has another answer, which the recording does not hold.
+      return selection_.agrees == nullptr || (*selection_.agrees)[static_cast<std::size_t>(piece.begin + row)];
+    });
+    stages_.close();
   }
 
-  const Layer& layer_;
+  Stages& stages_;
   const RecordedLayer& recorded_;
   PromptSelection selection_;
   const Options& options_;
+  const Device& device_;
   Attention attention_;
   Tensor hidden_;
 };
@@ -181,7 +176,7 @@ class LayerRun {
 class Recording {
  public:
   Recording(const ModelSource& model, const std::filesystem::path& file, const Options& options)
-      : model_(model), file_(file), options_(options), layers_(load_recording(file)) {}
+      : model_(model), file_(file), options_(options), device_(chosen_device(options)), layers_(load_recording(file)) {}
 
   [[nodiscard]] std::vector<LayerResult> verify() {
     std::vector<LayerResult> results;
@@ -199,10 +194,10 @@ class Recording {
  private:
   [[nodiscard]] LayerResult verify(const RecordedLayer& recorded) {
     require_fit(recorded);
-    const Layer layer = load(recorded.layer);
+    const std::unique_ptr<Stages> stages = load(recorded.layer);
     LayerResult result;
     result.layer = recorded.layer;
-    const LayerRun run(layer, recorded, selection_of(layer, recorded, result), options_);
+    const LayerRun run(*stages, recorded, selection_of(*stages, recorded, result), options_, device_);
     for (const Path path : kPaths) {
       if (options_.force && *options_.force != path) {
         continue;
@@ -241,13 +236,12 @@ class Recording {
     return run.run(path, rows);
   }
 
-  [[nodiscard]] Layer load(std::int64_t number) const {
-    return Layer(model_.config, number, model_.weights(number, options_.compute, options_.seed), options_.compute,
-                 options_.threads);
+  [[nodiscard]] std::unique_ptr<Stages> load(std::int64_t number) const {
+    return make_stages(model_, number, options_, device_);
   }
 
   /// The selection that a layer uses, and into `result` how ours compares with what was recorded.
-  [[nodiscard]] PromptSelection selection_of(const Layer& layer, const RecordedLayer& recorded, LayerResult& result) {
+  [[nodiscard]] PromptSelection selection_of(Stages& stages, const RecordedLayer& recorded, LayerResult& result) {
     if (model_.config.selection_rule(recorded.layer).kind() == SelectionRule::Kind::none) {
       return {};
     }
@@ -259,7 +253,7 @@ class Recording {
     auto own = own_.find(source.layer);
     if (own == own_.end()) {
       OwnSelection made =
-          scores ? select_and_match(layer, source, options_) : select_and_match(load(source.layer), source, options_);
+          scores ? select_and_match(stages, source, options_) : select_and_match(*load(source.layer), source, options_);
       own = own_.emplace(source.layer, std::move(made)).first;
     }
     if (scores) {
@@ -293,6 +287,7 @@ class Recording {
   const ModelSource& model_;
   const std::filesystem::path& file_;
   const Options& options_;
+  Device device_;
   std::vector<RecordedLayer> layers_;
   std::map<std::int64_t, OwnSelection> own_;
 };

@@ -106,7 +106,10 @@ std::string verdict(const Options& options, const std::vector<LayerResult>& laye
   }
   const bool fails = std::any_of(layers.begin(), layers.end(),
                                  [](const LayerResult& layer) { return !layer.pass() && !layer.cannot_run(); });
-  return fails || !options.force ? "FAIL" : fmt::format("--force: {} cannot run", name_of(*options.force));
+  if (fails) {
+    return "FAIL";
+  }
+  return options.force ? fmt::format("--force: {} cannot run", name_of(*options.force)) : "no path can run";
 }
 
 }  // namespace
@@ -128,6 +131,7 @@ ExitStatus run_verify(const Options& options) {
   if (options.json) {
     Json document = new_document();
     document["pass"] = pass;
+    document["device"] = device_text(options);
     document["model"] = model.name;
     document["dtype"] = name_of(options.compute);
     document["kv_cache_dtype"] = name_of(options.format());
@@ -139,8 +143,9 @@ ExitStatus run_verify(const Options& options) {
     }
     print_json(document);
   } else {
-    fmt::print("{}\nagainst {}\n{}, cache {}, selection {}, {}\n\n", model.name, file.string(),
-               name_of(options.compute), name_of(options.format()), options.selection.text,
+    fmt::print("{}\nagainst {}\n{}{}, cache {}, selection {}, {}\n\n", model.name, file.string(),
+               options.gpu ? device_text(options) + ", " : "", name_of(options.compute), name_of(options.format()),
+               options.selection.text,
                options.prefill_chunk == 0 ? "whole prompt" : fmt::format("{} tokens a step", options.prefill_chunk));
     for (const LayerResult& layer : layers) {
       print_layer(layer, options.compute);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+#include <utility>
 
 #include "commands.h"
+#include "cuda_kernels.h"
 #include "device/bf16_products.h"
 #include "device/tile_products.h"
 #include "headrace/version.h"
@@ -20,6 +24,7 @@ std::string version_text() { return fmt::format("{} (commit {})", version(), HEA
 
 ExitStatus run_version(const Options& options) {
   const std::string_view target = device::tile_products_target();
+  const std::optional<CudaKernels> gpu = cuda_kernels();
   if (options.json) {
     Json document = new_document();
     document["version"] = version();
@@ -30,6 +35,16 @@ ExitStatus run_version(const Options& options) {
     }
     document["kernels"] =
         Json::array({{{"device", "cpu"}, {"paths", paths}, {"products", target}, {"bf16_products", bf16_target()}}});
+    if (gpu) {
+      Json gpu_paths = Json::array();
+      for (const Path path : gpu->paths) {
+        gpu_paths.push_back(name_of(path));
+      }
+      document["kernels"].push_back({{"device", "cuda"},
+                                     {"architecture", gpu->architecture},
+                                     {"paths", std::move(gpu_paths)},
+                                     {"head_dims", gpu->head_dims}});
+    }
     print_json(document);
     return kAllWell;
   }
@@ -39,6 +54,13 @@ ExitStatus run_version(const Options& options) {
     fmt::print(" {}", name_of(path));
   }
   fmt::print("; products: {}, bfloat16: {}\n", target, bf16_target());
+  if (gpu) {
+    fmt::print("kernels: cuda {}:", gpu->architecture);
+    for (const Path path : gpu->paths) {
+      fmt::print(" {}", name_of(path));
+    }
+    fmt::print("; head dims nope+rope/v: {}\n", fmt::join(gpu->head_dims, ", "));
+  }
   return kAllWell;
 }
 

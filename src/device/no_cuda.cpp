@@ -6,6 +6,7 @@
 #include "attention/paths/cuda_path.h"
 #include "attention/paths/path.h"
 #include "headrace/cuda.h"
+#include "headrace/cuda_layer.h"
 #include "headrace/error.h"
 
 namespace headrace {
@@ -30,6 +31,46 @@ void CudaDevice::warm_up(const Attention& /*attention*/) { refuse(); }
 
 void attend(const Plan& /*plan*/, const Weights& /*weights*/, const Inputs& /*inputs*/, const Outputs& /*outputs*/,
             std::span<std::byte> /*workspace*/, Stream /*stream*/) {
+  refuse();
+}
+
+struct CudaLayer::State {
+  ModelConfig config;
+  std::shared_ptr<CudaDevice> device;
+};
+
+CudaLayer::CudaLayer(ModelConfig /*config*/, std::int64_t /*layer*/, const LayerWeights& /*weights*/,
+                     std::shared_ptr<CudaDevice> /*device*/) {
+  refuse();
+}
+CudaLayer::~CudaLayer() = default;
+const ModelConfig& CudaLayer::config() const noexcept { return state_->config; }
+const std::shared_ptr<CudaDevice>& CudaLayer::device() const noexcept { return state_->device; }
+Weights CudaLayer::attention_weights() const { refuse(); }
+bool CudaLayer::scores() const noexcept { return false; }
+Attention CudaLayer::attention(CacheFormat /*format*/) const { refuse(); }
+CudaProjected CudaLayer::project(View<const bfloat16> /*hidden*/, View<const std::int32_t> /*positions*/,
+                                 Stream /*stream*/, bool /*scoring*/) {
+  refuse();
+}
+CudaProjected CudaLayer::project_keys(View<const bfloat16> /*hidden*/, View<const std::int32_t> /*positions*/,
+                                      Stream /*stream*/) {
+  refuse();
+}
+void CudaLayer::append(const CudaProjected& /*projected*/, const LayerCaches& /*caches*/, CacheFormat /*format*/,
+                       const Requests& /*requests*/, View<const std::int64_t> /*slot_mapping*/,
+                       Stream /*stream*/) const {
+  refuse();
+}
+Selection CudaLayer::select(const Plan& /*plan*/, const CudaProjected& /*projected*/, const CacheView& /*index_cache*/,
+                            const Requests& /*requests*/, std::int64_t /*workspace_bytes*/, Stream /*stream*/) {
+  refuse();
+}
+void CudaLayer::output(View<const bfloat16> /*attended*/, View<bfloat16> /*out*/, Stream /*stream*/) const { refuse(); }
+void CudaLayer::forward(const Plan& /*plan*/, View<const bfloat16> /*hidden*/, View<const std::int32_t> /*positions*/,
+                        const LayerCaches& /*caches*/, const Requests& /*requests*/,
+                        View<const std::int64_t> /*slot_mapping*/, std::optional<Selection> /*shared*/,
+                        std::span<std::byte> /*workspace*/, View<bfloat16> /*out*/, Stream /*stream*/) {
   refuse();
 }
 

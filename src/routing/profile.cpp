@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -16,12 +17,15 @@
 #include "device/tile_products.h"
 #include "headrace/error.h"
 #include "io/json.h"
+#include "io/mapped_file.h"
 
 namespace headrace {
 namespace {
 
-/// Raised whenever rates mean something else than before, so that old files are measured anew.
-constexpr int kSchema = 1;
+/// Raised whenever rates mean something else or the kernels have changed, so that old files are measured anew.
+constexpr int kSchema = 2;
+/// A rate below says that the file is broken, and would make predictions overflow.
+constexpr double kLeastRate = 1e-6;
 
 struct Rate {
   const char* name;
@@ -42,6 +46,30 @@ std::string processor_name() {
     }
   }
   return "unknown processor";
+}
+
+DType compute_of(const io::Json& value, const std::string& name) {
+  for (const DType compute : {DType::bfloat16, DType::float32}) {
+    if (value == name_of(compute)) {
+      return compute;
+    }
+  }
+  throw Error(name + ": compute", "\"bfloat16\" or \"float32\"", io::describe(value));
+}
+
+int threads_of(const io::Json& value, const std::string& name) {
+  if (!value.is_number_integer() || value < 1 || value > std::numeric_limits<int>::max()) {
+    throw Error(name + ": threads", "a whole number of at least 1", io::describe(value));
+  }
+  return value.get<int>();
+}
+
+double rate_of(const io::Json& value, const std::string& name, const char* rate) {
+  if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() <= kLeastRate) {
+    throw Error(fmt::format("{}: {}", name, rate), fmt::format("a finite number above {}", kLeastRate),
+                io::describe(value));
+  }
+  return value.get<double>();
 }
 
 }  // namespace
@@ -135,27 +163,22 @@ void save_profile(const Profile& profile, const std::filesystem::path& file) {
 
 Profile load_profile(const std::filesystem::path& file) {
   const std::string name = file.string();
-  std::ifstream stream(file);
-  if (!stream) {
-    throw Error(name, "a profile that can be read", "none");
-  }
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  const io::Json document = io::parse_json(text, name);
+  const io::MappedFile mapped(file);
+  const io::Json document = io::parse_json(mapped.text(), name);
   if (!document.is_object() || document.value("schema", io::Json()) != kSchema) {
     throw Error(name, fmt::format("a profile of schema {}", kSchema), "something else");
   }
   Profile profile;
   try {
     profile.name = document.at("name").get<std::string>();
-    profile.compute = document.at("compute").get<std::string>() == "float32" ? DType::float32 : DType::bfloat16;
-    profile.threads = document.at("threads").get<int>();
+    profile.compute = compute_of(document.at("compute"), name);
+    profile.threads = threads_of(document.at("threads"), name);
     for (const Rate& rate : kRates) {
-      profile.*rate.value = document.at(rate.name).get<double>();
+      profile.*rate.value = rate_of(document.at(rate.name), name, rate.name);
     }
   } catch (const nlohmann::json::exception& problem) {
     throw Error(name, "a profile with every field", problem.what());
   }
-  profile.validate();
   return profile;
 }
 

@@ -67,7 +67,7 @@ TEST_P(Captured, ReplaysWithEverythingChanged) {
   outputs.bring_back();
   EXPECT_EQ(buffer.bits(), run_on_gpu(first, plan_on_gpu(first, bounds, GetParam().force)).bits());
 
-  // Another query, cache, block table and selection, and shorter lengths but for the last request's.
+  // Other weights, query, cache, block table and selection, and shorter lengths but for the last request's.
   AttentionCase second(spec({{100, 60}, {63, 0}, {1, 0}, {64, 200}}, seed_ + 1));
   Batch later = second.batch();
   later.exact = false;

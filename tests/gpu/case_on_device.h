@@ -52,6 +52,8 @@ class CaseOnDevice {
   void replace(const AttentionCase& other) const {
     const Inputs inputs = other.inputs();
     q_.replace(inputs.q.as<bfloat16>());
+    kv_b_proj_.replace(other.weights().kv_b_proj.as<bfloat16>());
+    sink_.replace(other.weights().sink);
     requests_.replace(inputs.requests);
     selection_.replace(inputs.selection);
     cache_.upload({inputs.cache.data, static_cast<std::size_t>(inputs.cache.num_pages * inputs.cache.page_stride)});

@@ -310,8 +310,8 @@ Inputs AttentionCase::inputs() const {
     if (spec_.with_count) {
       result.selection.count = View<const std::int32_t>(count_.data(), {tokens_});
     }
-    result.selection.space = spec_.space;
   }
+  result.selection.space = spec_.space;
   return result;
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The faults that tools/mutate puts into the sources, one at a time: slips that a reviewer could overlook.
 
-Twelve kinds of fault, each as one variant for every place in the code where it can be made (KIND/PLACE). `before` must
+Fifteen kinds of fault, each as one variant for every place in the code where it can be made (KIND/PLACE). `before` must
 occur exactly once in its file. `suspects` are the test programs that ought to notice, the likeliest first.
 """
 from dataclasses import dataclass
@@ -20,9 +20,13 @@ KINDS = {
     "scale-group": "take the wrong scale group",
     "tile-across-requests": "let a tile span requests",
     "tail": "do not select the tail",
+    "clip": "clip planned rows wrongly at other lengths",
+    "parts": "continue a product wrongly in the next part",
+    "space": "take a selection in the other space",
 }
 
 ATTENTION = ("paths_edge_test", "paths_property_test")
+REFRESH = ("plan_refresh_test", "plan_bounds_test")
 LAYER = ("layer_fields_test", "layer_test", "layer_recording_test")
 
 
@@ -517,5 +521,112 @@ FAULTS = (
         "constexpr bool kDefaultTail = true;",
         "constexpr bool kDefaultTail = false;",
         ("config_layers_test",),
+    ),
+    # ---- clip planned rows wrongly at other lengths ------------------------------------------------------------------
+    Fault(
+        "clip/below-the-first",
+        "rows that shorter lengths move below the first segment belong to none",
+        "src/attention/segments.h",
+        "number == 0 ? context_len : std::max(segment.begin, context_len)",
+        "std::max(segment.begin, context_len)",
+        REFRESH,
+    ),
+    Fault(
+        "clip/begin",
+        "a later segment keeps its first row where that has become context",
+        "src/attention/segments.h",
+        "number == 0 ? context_len : std::max(segment.begin, context_len)",
+        "number == 0 ? context_len : segment.begin",
+        REFRESH,
+    ),
+    Fault(
+        "clip/end",
+        "a segment keeps its last row where the request ends before it",
+        "src/attention/segments.h",
+        "segment.end = std::min(segment.end, seq_len);",
+        "segment.end = std::max(segment.end, seq_len);",
+        REFRESH,
+    ),
+    Fault(
+        "clip/query-len",
+        "a refresh takes more query tokens than were planned",
+        "src/routing/refresh.cpp",
+        "made_for.query_len, now.query_len);",
+        "made_for.context_len + made_for.query_len, now.query_len);",
+        REFRESH,
+    ),
+    Fault(
+        "clip/seq-len",
+        "a refresh takes more keys than were planned",
+        "src/routing/refresh.cpp",
+        "expect(\"seq_len_bound\", \"keys\", made_for.context_len + made_for.query_len,",
+        "expect(\"seq_len_bound\", \"keys\", now.context_len + made_for.query_len,",
+        REFRESH,
+    ),
+    Fault(
+        "clip/latest",
+        "a refresh is bounded by the one before, not by the plan",
+        "src/routing/refresh.cpp",
+        "Router(attention_, later, limits_, hints_).refresh(made_for_);",
+        "Router(attention_, later, limits_, hints_).refresh(requests_);",
+        REFRESH,
+    ),
+    Fault(
+        "clip/unmet",
+        "rows that dense_mha no longer serves at the new lengths stay there",
+        "src/routing/refresh.cpp",
+        "if (!option.unmet.empty()) {",
+        "if (segment.path != Path::dense_mha && !option.unmet.empty()) {",
+        REFRESH,
+    ),
+    # ---- continue a product wrongly in the next part -----------------------------------------------------------------
+    Fault(
+        "parts/left",
+        "every part of K begins at the first column of a",
+        "src/device/matmul.cpp",
+        "a_.at(rows.begin, depth.begin)",
+        "a_.at(rows.begin, 0)",
+        ("matmul_test",),
+    ),
+    Fault(
+        "parts/copied",
+        "the same for rows that are widened or padded",
+        "src/device/matmul.cpp",
+        "a_.at(rows.begin + some.begin + r, depth.begin)",
+        "a_.at(rows.begin + some.begin + r, 0)",
+        ("matmul_test",),
+    ),
+    Fault(
+        "parts/right",
+        "every part of K is multiplied with the first panel",
+        "src/device/matmul.cpp",
+        "Arithmetic::pack(b_, depth.begin, depth.count,",
+        "Arithmetic::pack(b_, 0, depth.count,",
+        ("matmul_test",),
+    ),
+    Fault(
+        "parts/rows",
+        "copied rows are all added to the first ones' sums",
+        "src/device/matmul.cpp",
+        "sums + some.begin * ld",
+        "sums",
+        ("matmul_test",),
+    ),
+    # ---- take a selection in the other space -------------------------------------------------------------------------
+    Fault(
+        "space/unread",
+        "the space of a selection that nothing reads is not checked",
+        "src/attention/attend.cpp",
+        "if (selection.space != plan.attention().space) {",
+        "if (!selection.index.empty() && selection.space != plan.attention().space) {",
+        ("paths_edge_test",),
+    ),
+    Fault(
+        "space/entries",
+        "entries are always positions",
+        "src/attention/mha/bit_mask.cpp",
+        "if (attention_.space == SelectionSpace::request_position) {\n    return entry",
+        "if (entry <= row_position) {\n    return entry",
+        ATTENTION,
     ),
 )

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "target.h"
+
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <system_error>
+
+#include "cuda_kernels.h"
+#include "device/parallel.h"
+#include "headrace/cuda.h"
+#include "headrace/error.h"
+#include "numbers.h"
+#include "output.h"
+#include "stated_error.h"
+
+namespace headrace::app {
+namespace {
+
+[[noreturn]] void refuse_device(const std::string& expected, const std::string& actual) {
+  throw CannotRunError("--device", expected, actual, fmt::format("expected {}, got {}", expected, actual));
+}
+
+std::shared_ptr<CudaDevice> open_gpu(int ordinal) {
+  if (cuda_kernels() && CudaDevice::count() == 0) {
+    refuse_device("a GPU with its driver", "none");
+  }
+  std::shared_ptr<CudaDevice> gpu;
+  try {
+    gpu = std::make_shared<CudaDevice>(ordinal);
+  } catch (const Error& error) {
+    refuse_device(error.expected(), error.actual());
+  }
+  if (!gpu->unmet().empty()) {
+    refuse_device("a GPU that the kernels run on", gpu->unmet());
+  }
+  return gpu;
+}
+
+/// This machine's profile for the processor.
+Profile kept_or_measured(const Options& options) {
+  const std::filesystem::path kept = profile_path(options.compute, options.threads);
+  std::error_code ignored;
+  if (!kept.empty() && std::filesystem::exists(kept, ignored)) {
+    try {
+      Profile profile = load_profile(kept);
+      if (profile.name == machine_name()) {
+        return profile;
+      }
+    } catch (const Error& error) {
+      note(fmt::format("note: measuring anew: {}", error.what()));
+    }
+  }
+  Profile profile = measure_profile(options.compute, options.threads);
+  if (profile.name != machine_name()) {
+    note(
+        "note: this machine is too busy to measure its rates; times are predicted from nominal ones, and nothing is "
+        "kept");
+    return profile;
+  }
+  if (!kept.empty()) {
+    try {
+      save_profile(profile, kept);
+    } catch (const Error& error) {
+      note(fmt::format("note: this machine's rates could not be kept: {}", error.what()));
+    }
+  }
+  return profile;
+}
+
+/// A file's profile is used as it is, also where it was measured for something else.
+Profile profile_of_file(const Options& options) {
+  Profile profile = load_profile(options.profile);
+  if (profile.compute != options.compute) {
+    note(fmt::format("note: the rates of {} are of {}, and this run computes in {}", options.profile,
+                     headrace::name_of(profile.compute), headrace::name_of(options.compute)));
+  }
+  const int threads = device::thread_count(options.threads);
+  if (!options.gpu && profile.threads != threads) {
+    note(fmt::format("note: the rates of {} were measured with {}, and this run has {}", options.profile,
+                     counted(profile.threads, "thread"), threads));
+  }
+  return profile;
+}
+
+}  // namespace
+
+Device chosen_device(const Options& options) {
+  Device device;
+  device.threads = options.threads;
+  if (options.gpu) {
+    device.cuda = open_gpu(*options.gpu);
+  }
+  return device;
+}
+
+Profile chosen_profile(const Options& options, const Device& device) {
+  const bool nominal = options.profile == "nominal";
+  if (!nominal && options.profile != "auto") {
+    return profile_of_file(options);
+  }
+  if (device.cuda != nullptr) {
+    return Profile::nominal_cuda();
+  }
+  return nominal ? Profile::nominal_cpu(options.compute) : kept_or_measured(options);
+}
+
+Target chosen_target(const Options& options) {
+  Device device = chosen_device(options);
+  Profile profile = chosen_profile(options, device);
+  return {std::move(device), std::move(profile)};
+}
+
+std::string name_of(const Device& device) {
+  return device.cuda != nullptr ? fmt::format("cuda:{}", device.cuda->ordinal()) : "cpu";
+}
+
+std::string describe(const Device& device) {
+  return device.cuda != nullptr ? fmt::format("{}, {}", name_of(device), device.cuda->name())
+                                : fmt::format("cpu with {}", counted(device::thread_count(device.threads), "thread"));
+}
+
+}  // namespace headrace::app
