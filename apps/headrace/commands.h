@@ -10,7 +10,7 @@ namespace headrace::app {
 /// The exit statuses of every command.
 enum ExitStatus : int {
   kAllWell = 0,
-  kCheckFailed = 1,  ///< or a forced path cannot run
+  kCheckFailed = 1,  ///< or a forced path or the device cannot run
   kMisuse = 2,       ///< or bad input
 };
 

@@ -109,7 +109,6 @@ class CudaStages final : public Stages {
   }
 
   void open(const Step& step, ConstAnyView hidden) override {
-    device::cuda::synchronize(stream_);  // the step before may still read what is replaced here
     step_ = &step;
     on_device_.emplace(step);
     hidden_ = {};
@@ -163,7 +162,10 @@ class CudaStages final : public Stages {
                      {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, stream_);
   }
   void output() override { layer_.output(attended_.view_as<bfloat16>(), out_.view_as<bfloat16>(), stream_); }
-  void close() override { copies_.clear(); }
+  void close() override {
+    device::cuda::synchronize(stream_);  // another layer, which has its own stream, may go on from here
+    copies_.clear();
+  }
 
   [[nodiscard]] AttendedStep attended() override {
     AttendedStep result;

@@ -58,7 +58,7 @@ constexpr const char* kVerifyExamples = R"(Examples:
 
 constexpr const char* kMainFooter =
     R"(SPEC is a comma list of [COUNTx]QUERY[+CONTEXT] with k = 1024: 8x2048, 64x1+32k, 2k,4k+2k.
-Exit status: 0 all well, 1 a check failed or a forced path cannot run, 2 misuse or bad input.
+Exit status: 0 all well, 1 a check failed, or a forced path or the device cannot run, 2 misuse or bad input.
 "headrace COMMAND --help" tells the options of a command, with examples.)";
 
 Error wrong(std::string argument, std::string expected, std::string_view actual) {

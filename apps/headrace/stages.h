@@ -62,7 +62,7 @@ class Stages {
   virtual void select_all() = 0;
   /// A selection in host memory, which has to outlive the step.
   virtual void use(const Selection& selection) = 0;
-  /// The selection that another layer on this device, of whatever this function returns there, has made.
+  /// What selection() of another layer on the same device returned; that layer has closed its step.
   virtual void share(const Selection& selection) = 0;
   /// The step's selection, in the memory of the device.
   [[nodiscard]] virtual Selection selection() const = 0;
@@ -71,7 +71,7 @@ class Stages {
   virtual void prepare(const Plan& plan, bool with_lse) = 0;
   virtual void attend(const Plan& plan) = 0;
   virtual void output() = 0;
-  /// Ends a step: may free what its stages made, but for the selection.
+  /// Ends a step: its work is done, and what its stages made may be freed, but for the selection.
   virtual void close() = 0;
 
   /// For checks, between attend and output, and after select_all; views that are valid until the next stage.

@@ -43,6 +43,7 @@ class SharedIndexer final : public StepSelection {
     stages_->open(step, hidden.view());
     stages_->project_keys();
     stages_->append();
+    stages_->close();
   }
 
   void prepare(const Step& step, const Plan& plan) override {

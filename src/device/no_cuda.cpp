@@ -16,6 +16,9 @@ namespace {
 
 }  // namespace
 
+// The signatures are those of the interface.
+// NOLINTBEGIN(readability-convert-member-functions-to-static,performance-unnecessary-value-param)
+
 struct CudaDevice::State {};
 
 int CudaDevice::count() noexcept { return 0; }
@@ -73,6 +76,8 @@ void CudaLayer::forward(const Plan& /*plan*/, View<const bfloat16> /*hidden*/, V
                         std::span<std::byte> /*workspace*/, View<bfloat16> /*out*/, Stream /*stream*/) {
   refuse();
 }
+
+// NOLINTEND(readability-convert-member-functions-to-static,performance-unnecessary-value-param)
 
 namespace attention {
 
