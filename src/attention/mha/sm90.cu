@@ -272,15 +272,6 @@ __device__ void produce(const Params& p, SharedStorage<C>& smem) {
       load_k(work.key_tiles - 1);
     }
     const TileWork following = describe<C>(p, next);
-    // There is no room for two query tiles; the next one shall at least come from the L2 cache.
-    if (following.head >= 0 && following.key_tiles > 0) {
-      for (int block = 0; block < C::kQk / kColumnBlock; ++block) {
-        for (int group = 0; group < kConsumers; ++group) {
-          cute::SM90_TMA_LOAD_3D::PREFETCH::copy(&p.query, block * kColumnBlock, following.head,
-                                                 following.token + group * kRowsOfGroup);
-        }
-      }
-    }
     for (int tile = work.key_tiles - 1; tile >= 0; --tile) {
       if (tile > 0) {
         load_k(tile - 1);
