@@ -32,7 +32,7 @@ tests_passed() { sed -nE 's/^100% tests passed, 0 tests failed out of ([0-9]+)$/
 # The kernels and their test program, then how long nvcc took for each file (ninja notes begin and end in ms).
 build_cuda() {
   cmake --preset cuda ${CI:+-DHEADRACE_WERROR=ON} &&
-    cmake --build --preset cuda --parallel "${jobs}" --target gpu_tests gpu_bench &&
+    cmake --build --preset cuda --parallel "${jobs}" --target gpu_tests gpu_bench headrace_python &&
     awk '$4 ~ /\.cu\.o$/ { ms[$4] = $2 - $1 } END { for (f in ms) printf "%7.1f s  %s\n", ms[f] / 1000, f }' \
       build/cuda/.ninja_log | sort -rn
 }
@@ -61,6 +61,7 @@ fi
 
 step 'fuzz' tools/fuzz.sh --if-installed
 step 'lint' tools/lint.sh --if-installed
+step 'results' tools/stale_results.sh
 
 release=$(tests_passed release-tests)
 asan=$(tests_passed asan-tests)
