@@ -83,6 +83,9 @@ TEST_F(ProfileFile, CannotBeWrittenWhereAFileIsInTheWay) {
 }
 
 TEST(MeasuredProfile, HasRatesOfThisWorld) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "rates under a sanitizer mean nothing, and measuring them takes minutes";
+#endif
   for (const DType compute : {DType::float32, DType::bfloat16}) {
     const Profile profile = measure_profile(compute, 1);
     EXPECT_NO_THROW(profile.validate());
