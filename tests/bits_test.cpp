@@ -274,7 +274,8 @@ class Bits : public testing::TestWithParam<std::optional<Path>> {
   template <class Property>
   static void check(bool by_position, bool same_plan, const Property& property) {
     Tally tally;
-    test::check_property(std::max(1, test::property_cases() / 40), [&] {
+    const int cases = std::max(1, test::property_cases() / 40);
+    test::check_property(cases, [&] {
       const AttentionCase problem(*long_specs(demand(by_position)));
       const OneStep expected(problem, options(), tally);
       Random random(problem.spec().seed + 1);
@@ -283,7 +284,9 @@ class Bits : public testing::TestWithParam<std::optional<Path>> {
     if (GetParam() || same_plan) {
       EXPECT_EQ(tally.compared, tally.seen) << "rows took another path";
     }
-    EXPECT_GT(tally.compared, 0);
+    if (cases >= 20) {  // the router may decide about all of a few cases in another way
+      EXPECT_GT(tally.compared, 0);
+    }
   }
 };
 
