@@ -148,7 +148,7 @@ void run_mha(const HrMha& mha, const HrMhaCall& call) {
     launch.lse = lse.data();
     launch.lse_row_stride = lse.stride(0);
   }
-  mha::launch(launch, mha.device->state().capability.multiprocessors, stream.handle);
+  mha::launch(launch, mha.device->state().capability.multiprocessors, stream);
 }
 
 }  // namespace

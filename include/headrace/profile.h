@@ -25,7 +25,7 @@ struct HEADRACE_EXPORT Profile {
   /// What the library assumes of a CPU that was not measured.
   [[nodiscard]] static Profile nominal_cpu(DType compute);
   /// What the library assumes of an sm_90 GPU, the whole of it as one thread: rates measured on an H200
-  /// (docs/performance.md).
+  /// (docs/performance.md), except mqa_gflops, which is what its kernel is meant to reach.
   [[nodiscard]] static Profile nominal_cuda();
   /// Throws Error unless every rate is finite and > 0.
   void validate() const;

@@ -7,6 +7,7 @@
 #include "attention/arena.h"
 #include "attention/paths/cuda_path.h"
 #include "attention/paths/mha_sm90.h"
+#include "attention/paths/mqa_sm90.h"
 #include "device/cuda/device.h"
 #include "device/cuda/memory.h"
 #include "headrace/cuda.h"
@@ -15,13 +16,15 @@
 namespace headrace {
 namespace attention {
 
-/// The passes of the MHA paths and their tables on the GPU.
+/// The passes of every path and their tables on the GPU.
 struct DevicePasses {
+  template <class Tables>
   struct OfPath {
     Extents extents;
-    MhaTables tables;
+    Tables tables;
   };
-  std::array<OfPath, 2> mha;  ///< dense_mha, masked_mha
+  std::array<OfPath<MhaTables>, 2> mha;  ///< dense_mha, masked_mha
+  OfPath<MqaTables> mqa;
   device::cuda::DeviceBuffer memory;
 };
 
@@ -33,34 +36,10 @@ const MhaSm90& mha_path(bool masked) {
   return masked ? with_masks : dense;
 }
 
-/// There is none yet.
-class TopkMqaCuda final : public PathAlgorithm {
- public:
-  [[nodiscard]] Work count_work(const Attention& /*attention*/, std::int64_t /*begin*/, std::int64_t /*end*/,
-                                std::int64_t /*query_slice*/) const override {
-    return {};
-  }
-  [[nodiscard]] std::int64_t workspace_bytes(const Attention& /*attention*/, const Extents& /*extents*/,
-                                             const Blocking& /*blocking*/) const override {
-    return 0;
-  }
-  [[nodiscard]] Blocking choose_blocking(const Attention& /*attention*/, const Extents& /*extents*/,
-                                         std::int64_t /*budget*/) const override {
-    return {};
-  }
-
- private:
-  [[nodiscard]] Support support() const override {
-    static constexpr DType kCompute[] = {DType::bfloat16};
-    static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
-                                               CacheFormat::fp8_ds_mla};
-    return {.compute = kCompute, .formats = kFormats};
-  }
-  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& /*attention*/, std::int64_t /*begin*/,
-                                                       std::int64_t /*end*/, bool /*exact*/) const override {
-    return {"it has no kernel for this GPU"};
-  }
-};
+const MqaSm90& mqa_path() {
+  static const MqaSm90 mqa;
+  return mqa;
+}
 
 /// The plan's rows on a path, and what its workspace was sized for.
 std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
@@ -70,6 +49,7 @@ std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
     for (std::size_t s = 0; s < request.segments.size(); ++s) {
       const Segment& segment = request.segments[s];
       if (segment.path != path) {
+        extents.other_rows += segment.end - segment.begin;
         continue;
       }
       // Shorter lengths, of this call or after a refresh, move rows towards the start and any of them into this
@@ -89,9 +69,10 @@ std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
   return rows;
 }
 
-/// Puts arrays one after the other into one buffer.
-class Tables {
+/// Arrays one after the other in one buffer.
+class TableBytes {
  public:
+  /// Where the array begins.
   template <class T>
   std::int64_t add(const std::vector<T>& values) {
     bytes_.resize((bytes_.size() + 15) / 16 * 16);
@@ -110,12 +91,37 @@ class Tables {
   std::vector<std::byte> bytes_;
 };
 
+/// Hands the arrays of all paths to `table`, in one order: first to lay them out, then to say where they are.
+template <class Table>
+void for_each_table(DevicePasses& passes, const Table& table) {
+  for (auto& [extents, of] : passes.mha) {
+    table(of.passes.runs, of.runs);
+    table(of.passes.spans, of.spans);
+    table(of.passes.tiles, of.tiles);
+  }
+  MqaTables& mqa = passes.mqa.tables;
+  table(mqa.passes.rows, mqa.rows);
+  table(mqa.passes.tiles, mqa.tiles);
+  table(mqa.passes.runs, mqa.runs);
+  table(mqa.passes.first_rows, mqa.first_rows);
+}
+
+void upload_tables(DevicePasses& passes) {
+  TableBytes bytes;
+  std::vector<std::int64_t> begins;
+  for_each_table(passes, [&](const auto& values, auto& /*to*/) { begins.push_back(bytes.add(values)); });
+  passes.memory = bytes.upload();
+  auto begin = begins.begin();
+  for_each_table(passes, [&]<class T>(const std::vector<T>& /*values*/, const T*& to) {
+    to = reinterpret_cast<const T*>(passes.memory.data() + *begin++);
+  });
+}
+
 }  // namespace
 
 const PathAlgorithm& cuda_path(Path path) {
-  static const TopkMqaCuda mqa;
   if (path == Path::topk_mqa) {
-    return mqa;
+    return mqa_path();
   }
   return mha_path(path == Path::masked_mha);
 }
@@ -126,24 +132,21 @@ std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan) {
   static_cast<void>(device.projections(plan.attention().geometry));
 
   auto passes = std::make_shared<DevicePasses>();
-  Tables tables;
-  std::array<std::array<std::int64_t, 3>, 2> at{};
-  for (std::size_t masked = 0; masked < 2; ++masked) {
-    DevicePasses::OfPath& of = passes->mha[masked];
-    const Path path = masked == 0 ? Path::dense_mha : Path::masked_mha;
-    const std::vector<RowsOnPath> rows = rows_on(plan, path, of.extents);
-    of.tables.passes = mha_path(masked == 1).plan_passes(plan, rows);
-    at[masked] = {tables.add(of.tables.passes.runs), tables.add(of.tables.passes.spans),
-                  tables.add(of.tables.passes.tiles)};
+  for (const bool masked : {false, true}) {
+    auto& [extents, tables] = passes->mha[masked ? 1 : 0];
+    const std::vector<RowsOnPath> rows = rows_on(plan, masked ? Path::masked_mha : Path::dense_mha, extents);
+    tables.passes = mha_path(masked).plan_passes(plan, rows);
   }
-  passes->memory = tables.upload();
-  for (std::size_t masked = 0; masked < 2; ++masked) {
-    const std::byte* base = passes->memory.data();
-    MhaTables& to = passes->mha[masked].tables;
-    to.runs = reinterpret_cast<const cache::cuda::KeyRun*>(base + at[masked][0]);
-    to.spans = reinterpret_cast<const mha::sm90::RequestSpan*>(base + at[masked][1]);
-    to.tiles = reinterpret_cast<const mha::sm90::QueryTile*>(base + at[masked][2]);
+  auto& [extents, tables] = passes->mqa;
+  const std::vector<RowsOnPath> rows = rows_on(plan, Path::topk_mqa, extents);
+  tables.passes = mqa_path().plan_passes(plan, rows);
+  for (const RequestPlan& request : plan.requests()) {
+    tables.tokens += request.query_len;
   }
+  if (!rows.empty()) {
+    MqaSm90::load();
+  }
+  upload_tables(*passes);
   return passes;
 }
 
@@ -226,11 +229,16 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
     return;
   }
   const attention::Call call{plan, weights, inputs, outputs};
-  for (std::size_t masked = 0; masked < 2; ++masked) {
-    const attention::DevicePasses::OfPath& of = plan.device_passes()->mha[masked];
-    if (!of.tables.passes.passes.empty()) {
-      attention::mha_path(masked == 1).run(call, of.extents, of.tables, attention::Arena(workspace), stream);
+  const attention::DevicePasses& passes = *plan.device_passes();
+  for (const bool masked : {false, true}) {
+    const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
+    if (!tables.passes.passes.empty()) {
+      attention::mha_path(masked).run(call, extents, tables, attention::Arena(workspace), stream);
     }
+  }
+  const auto& [extents, tables] = passes.mqa;
+  if (!tables.passes.stages.empty()) {
+    attention::mqa_path().run(call, extents, tables, attention::Arena(workspace), stream);
   }
 }
 

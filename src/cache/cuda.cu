@@ -18,7 +18,7 @@
 #include "cache/cuda.h"
 #include "cache/fp8_ds_mla.h"
 #include "cache/lane_values.cuh"
-#include "device/cuda/check.cuh"
+#include "device/cuda/launch.cuh"
 #include "headrace/error.h"
 
 namespace headrace::cache::cuda {
@@ -322,8 +322,7 @@ void launch_append(const AppendParams& params, const MutableCacheView& cache, co
                       suits_vectors<T>(params.latent, params.latent_stride) &&
                       suits_vectors<T>(params.rope_key, params.rope_stride);
   const auto kernel = vector ? append_kernel<kFormat, T, true> : append_kernel<kFormat, T, false>;
-  kernel<<<blocks_of(params.tokens), kWarps * kWarp, 0, device::cuda::native(stream)>>>(params);
-  device::cuda::check_launch("cache append");
+  device::cuda::launch("cache append", kernel, blocks_of(params.tokens), kWarps * kWarp, 0, stream, params);
 }
 
 }  // namespace
@@ -414,8 +413,7 @@ void gather(const Geometry& geometry, CacheFormat format, const CacheView& cache
                         suits_vectors<__nv_bfloat16>(params.rope_key, params.rope_stride);
     const auto kernel = vector ? gather_kernel<kFormat, true> : gather_kernel<kFormat, false>;
     const std::int64_t warps = (params.rows + kRowsAWarp - 1) / kRowsAWarp;
-    kernel<<<blocks_of(warps), kWarps * kWarp, 0, device::cuda::native(stream)>>>(params);
-    device::cuda::check_launch("cache gather");
+    device::cuda::launch("cache gather", kernel, blocks_of(warps), kWarps * kWarp, 0, stream, params);
   });
 }
 

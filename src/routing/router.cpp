@@ -8,6 +8,7 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "attention/paths/cuda_path.h"
 #include "device/parallel.h"
@@ -126,6 +127,10 @@ Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end)
   if (least > limits_.workspace_bytes) {
     option.unmet.push_back(fmt::format("it needs at least {} bytes of workspace for {} keys, the limit is {}", least,
                                        end, limits_.workspace_bytes));
+  }
+  const bool nominal = profile_.name == nominal_profile(attention_, limits_.device).name;
+  if (std::string caveat = algorithm.caveat(); nominal && !caveat.empty() && hints_.force != path) {
+    option.unmet.push_back(std::move(caveat));
   }
   if (option.unmet.empty()) {
     const attention::Extents extents{.rows = end - begin,
@@ -269,6 +274,7 @@ void Router::size_workspace(Plan& plan) const {
     for (const RequestPlan& request : plan.requests_) {
       for (const Segment& segment : request.segments) {
         if (segment.path != path) {
+          extents.other_rows += segment.end - segment.begin;
           continue;
         }
         // Lengths below their bounds may move every row of the request into any of its segments.
@@ -326,6 +332,7 @@ std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
                                    .keys = limits.max_seq_len,
                                    .total_keys = limits.max_tokens * limits.max_seq_len,
                                    .requests = limits.max_tokens,
+                                   .other_rows = 1,  // where there are some, a path may take more
                                    .threads = threads_of(limits.device)};
   std::int64_t bound = 0;
   for (const Path path : kPaths) {

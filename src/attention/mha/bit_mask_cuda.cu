@@ -21,11 +21,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <string>
 
 #include "attention/mha/bit_mask_cuda.h"
+#include "attention/selected_keys.cuh"
 #include "device/cuda/check.cuh"
-#include "headrace/error.h"
+#include "device/cuda/launch.cuh"
 
 namespace headrace::attention::cuda {
 namespace {
@@ -34,23 +34,14 @@ using mha::sm90::kMaskWords;
 using mha::sm90::kQueryTile;
 using mha::sm90::RequestSpan;
 
-constexpr int kWarp = 32;
 constexpr int kRows = 8;  // of a block: one a warp
 constexpr int kThreads = kRows * kWarp;
 constexpr int kWindowTiles = 256;
-constexpr int kEntriesInFlight = 4;  // vectors of four entries a lane
 static_assert(kQueryTile % kRows == 0 && kMaskWords * sizeof(std::uint32_t) == sizeof(uint4));
 
-/// An entry of a page map: the page above, the block below; all ones where there is none.
-constexpr unsigned long long kNoEntry = ~0ULL;
-
+/// An entry of a page map.
 [[nodiscard]] __host__ __device__ constexpr unsigned long long pack_entry(std::uint32_t page, std::uint32_t block) {
   return static_cast<unsigned long long>(page) << 32 | block;
-}
-
-/// Where the search for a page starts.
-__device__ std::uint32_t hash(std::uint32_t page, std::uint32_t entries) {
-  return __umulhi(page * 2654435769U, entries);
 }
 
 struct PageMapParams {
@@ -93,54 +84,13 @@ __global__ void __launch_bounds__(kThreads) page_map_kernel(const PageMapParams 
   }
 }
 
-/// SelectionRule::covers as arithmetic on positions.
-struct Coverage {
-  std::int64_t complete_pools;  // a row that sees more is not covered; -1: none is
-  std::int64_t pool;
-  bool tail;
-
-  explicit Coverage(const SelectionRule& rule)
-      : complete_pools(rule.topk() / rule.pool()), pool(rule.pool()), tail(rule.tail()) {
-    switch (rule.kind()) {
-      case SelectionRule::Kind::none:
-        complete_pools = std::numeric_limits<std::int64_t>::max();
-        break;
-      case SelectionRule::Kind::opaque:
-        complete_pools = -1;
-        break;
-      case SelectionRule::Kind::lightning:
-      case SelectionRule::Kind::kpool:
-        break;
-    }
-  }
-  [[nodiscard]] __device__ bool covers(std::int64_t position) const {
-    const std::int64_t keys = position + 1;
-    return keys / pool <= complete_pools && (tail || keys % pool == 0);
-  }
-};
-
 struct MaskParams {
-  Coverage coverage;
-  const std::int32_t* index;
-  const std::int32_t* count;  // null: all columns count
-  std::int64_t index_row_stride;
-  std::int64_t index_stride;
-  std::int64_t count_stride;
-  std::int64_t tokens;
-  std::int32_t width;
-  const std::int32_t* query_start;
-  const std::int32_t* seq_len;
-  std::int64_t query_start_stride;
-  std::int64_t seq_len_stride;
+  SelectedKeys selected;
   const RequestSpan* spans;
-  std::int64_t num_requests;
   uint4* mask;
   std::int64_t mask_rows;
   std::int32_t tiles;
   std::int32_t window_tiles;
-  const std::uint64_t* page_map;
-  std::uint32_t page_map_entries;
-  std::uint32_t page_size;
 };
 
 /// What a block works on, found by whichever thread holds the request that owns its rows.
@@ -158,11 +108,11 @@ struct BlockWork {
 /// Looks for the request whose rows of the mask hold `mask_row`; false where none does.
 __device__ bool find_work(const MaskParams& p, std::int64_t mask_row, BlockWork& found) {
   bool any = false;
-  for (std::int64_t b = threadIdx.x; b < p.num_requests; b += kThreads) {
+  for (std::int64_t b = threadIdx.x; b < p.selected.num_requests; b += kThreads) {
     const RequestSpan span = p.spans[b];
-    const std::int32_t token = p.query_start[b * p.query_start_stride];
-    const std::int32_t query_len = p.query_start[(b + 1) * p.query_start_stride] - token;
-    const std::int32_t seq_len = p.seq_len[b * p.seq_len_stride];
+    const std::int32_t token = p.selected.first_token(b);
+    const std::int32_t query_len = p.selected.first_token(b + 1) - token;
+    const std::int32_t seq_len = p.selected.keys_of(b);
     const std::int32_t context = seq_len - query_len;
     const std::int32_t begin = max(span.rows_begin, context) + span.first_row;
     const std::int32_t rows = min(span.row_count, min(span.rows_end, seq_len) - begin);
@@ -176,118 +126,6 @@ __device__ bool find_work(const MaskParams& p, std::int64_t mask_row, BlockWork&
     }
   }
   return any;
-}
-
-/// The bitmap of a row's keys [first, first + span) in shared memory: four 32-bit words a key tile, columns in order.
-template <int kKeyTile>
-class RowBits {
- public:
-  __device__ RowBits(uint4* tiles, std::uint32_t first, std::uint32_t span)
-      : words_(reinterpret_cast<std::uint32_t*>(tiles)), first_(first), span_(span) {}
-
-  /// Sets four keys' bits. Keys outside the window, negative ones among them, are left out: unsigned arithmetic puts
-  /// them past its end.
-  __device__ void set(const std::int32_t (&keys)[4]) const {
-    std::uint32_t word = 0;
-    std::uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const std::uint32_t key = static_cast<std::uint32_t>(keys[i]) - first_;
-      if (key < span_) {
-        const std::uint32_t column = key % kKeyTile;
-        const std::uint32_t own = key / kKeyTile * static_cast<std::uint32_t>(kMaskWords) + column / 32;
-        if (own != word && bits != 0) {
-          atomicOr(words_ + word, bits);
-          bits = 0;
-        }
-        word = own;
-        bits |= 1U << column % 32;
-      }
-    }
-    if (bits != 0) {
-      atomicOr(words_ + word, bits);
-    }
-  }
-
-  /// Sets word `index` to what it is when every key of the window is set, or to nothing.
-  __device__ void assign(int index, bool all) const {
-    constexpr int kWords = static_cast<int>(kMaskWords);
-    const int column = index % kWords * 32;
-    const int first = index / kWords * kKeyTile + column;
-    const int keys = min(min(32, kKeyTile - column), static_cast<int>(span_) - first);
-    words_[index] = !all || keys <= 0 ? 0 : ~0U >> (32 - keys);
-  }
-
- private:
-  std::uint32_t* words_;
-  std::uint32_t first_;
-  std::uint32_t span_;
-};
-
-/// A selection entry as a position; -1 where it is none of the request's.
-template <bool kSlots>
-__device__ std::int32_t position_of(const MaskParams& p, const std::uint64_t* page_map, std::int32_t entry) {
-  if constexpr (kSlots) {
-    if (entry < 0) {
-      return -1;
-    }
-    const std::uint32_t page = static_cast<std::uint32_t>(entry) / p.page_size;
-    for (std::uint32_t i = hash(page, p.page_map_entries);; i = i + 1 == p.page_map_entries ? 0 : i + 1) {
-      const unsigned long long found = __ldg(reinterpret_cast<const unsigned long long*>(page_map) + i);
-      if (found == kNoEntry) {
-        return -1;
-      }
-      if (found >> 32 == page) {
-        const std::int64_t block = static_cast<std::uint32_t>(found);
-        // A position past the keys may exceed 32 bits where a page reaches far over them.
-        const std::int64_t position = block * p.page_size + static_cast<std::uint32_t>(entry) % p.page_size;
-        return position <= std::numeric_limits<std::int32_t>::max() ? static_cast<std::int32_t>(position) : -1;
-      }
-    }
-  } else {
-    return entry;
-  }
-}
-
-/// Sets the bits of one row's selection; the lanes of a warp share its columns.
-template <int kKeyTile, bool kVector, bool kSlots>
-__device__ void read_selection(const MaskParams& p, const BlockWork& work, std::int64_t token,
-                               const RowBits<kKeyTile>& bits) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const std::int32_t* row = p.index + token * p.index_row_stride;
-  const std::uint64_t* page_map =
-      kSlots ? p.page_map + static_cast<std::int64_t>(work.request) * p.page_map_entries : nullptr;
-  const std::int32_t columns = p.count == nullptr ? p.width : max(0, min(p.width, p.count[token * p.count_stride]));
-  const auto set = [&](std::int32_t(&entries)[4]) {
-#pragma unroll
-    for (std::int32_t& entry : entries) {
-      entry = position_of<kSlots>(p, page_map, entry);
-    }
-    bits.set(entries);
-  };
-  std::int32_t done = 0;
-  if constexpr (kVector) {
-    const int vectors = columns / 4;
-    done = vectors * 4;
-    const int4* from = reinterpret_cast<const int4*>(row);
-    for (int first = lane; first < vectors; first += kEntriesInFlight * kWarp) {
-      int4 read[kEntriesInFlight];
-#pragma unroll
-      for (int i = 0; i < kEntriesInFlight; ++i) {
-        const int at = first + i * kWarp;
-        read[i] = at < vectors ? __ldg(from + at) : int4{-1, -1, -1, -1};
-      }
-#pragma unroll
-      for (int i = 0; i < kEntriesInFlight; ++i) {
-        std::int32_t entries[4] = {read[i].x, read[i].y, read[i].z, read[i].w};
-        set(entries);
-      }
-    }
-  }
-  for (std::int32_t c = done + lane; c < columns; c += kWarp) {
-    std::int32_t entries[4] = {row[c * p.index_stride], -1, -1, -1};
-    set(entries);
-  }
 }
 
 /// Exchanges the bits of `mask` with those `distance` above them.
@@ -319,7 +157,7 @@ __host__ __device__ constexpr int row_pitch(int window_tiles) { return window_ti
 
 template <int kKeyTile, bool kVector, bool kSlots>
 __global__ void __launch_bounds__(kThreads) bit_mask_kernel(const MaskParams p) {
-  extern __shared__ uint4 window[];
+  auto* window = device::cuda::dynamic_shared<uint4>();
   __shared__ BlockWork work;
 
   const std::int64_t mask_row = static_cast<std::int64_t>(blockIdx.x) * kRows;
@@ -341,19 +179,21 @@ __global__ void __launch_bounds__(kThreads) bit_mask_kernel(const MaskParams p) 
   const std::int32_t row = work.row + warp;
   const std::int32_t position = work.begin + row;
   const std::int64_t token = static_cast<std::int64_t>(work.token) + position - work.context;
-  const bool exists = row < work.rows && token >= 0 && token < p.tokens;
-  const bool covered = exists && p.coverage.covers(position);
+  const bool exists = row < work.rows && p.selected.has_row(token);
+  const bool covered = exists && p.selected.coverage.covers(position);
   const std::int64_t window_begin = static_cast<std::int64_t>(work.key_begin) + std::int64_t{first_tile} * kKeyTile;
   const std::int64_t visible_end = covered || !kSlots ? min(work.key_end, position + 1) : work.key_end;
   const std::int64_t visible = min(std::int64_t{tiles} * kKeyTile, exists ? visible_end - window_begin : 0);
-  const RowBits<kKeyTile> bits(window + warp * pitch, static_cast<std::uint32_t>(window_begin),
-                               static_cast<std::uint32_t>(max(std::int64_t{0}, visible)));
+  const RowBits<kKeyTile, static_cast<int>(kMaskWords)> bits(reinterpret_cast<std::uint32_t*>(window + warp * pitch),
+                                                             static_cast<std::uint32_t>(window_begin),
+                                                             static_cast<std::uint32_t>(max(std::int64_t{0}, visible)));
   for (int i = lane; i < tiles * static_cast<int>(kMaskWords); i += kWarp) {
     bits.assign(i, covered);
   }
   __syncwarp();
   if (visible > 0 && !covered) {
-    read_selection<kKeyTile, kVector, kSlots>(p, work, token, bits);
+    read_selection<kVector, kSlots>(p.selected, work.request, token, lane, kWarp,
+                                    [&](const std::int32_t(&keys)[4]) { bits.set(keys); });
   }
   __syncthreads();
 
@@ -375,31 +215,13 @@ void launch(const MaskParams& params, bool vector, bool slots, Stream stream) {
   const auto bytes = static_cast<std::size_t>(kRows * row_pitch(p.window_tiles)) * sizeof(uint4);
   const dim3 grid(static_cast<unsigned>(p.mask_rows / kRows),
                   static_cast<unsigned>((p.tiles + p.window_tiles - 1) / p.window_tiles));
-  kernel<<<grid, kThreads, bytes, device::cuda::native(stream)>>>(p);
-  device::cuda::check_launch("bit masks");
-}
-
-void expect(bool well, const char* name, const char* expected, std::int64_t actual) {
-  if (!well) {
-    throw Error(name, expected, std::to_string(actual));
-  }
+  device::cuda::launch("bit masks", kernel, grid, kThreads, bytes, stream, p);
 }
 
 void validate(const MaskPass& pass) {
-  const bool slots = pass.selection.space == SelectionSpace::cache_slot;
   expect(pass.key_tile == 64 || pass.key_tile == 80 || pass.key_tile == 128, "key_tile", "64, 80 or 128",
          pass.key_tile);
-  if (!pass.selection.index.empty()) {
-    pass.selection.index.expect("selection.index", {-1, -1});
-  }
-  if (!pass.selection.count.empty()) {
-    pass.selection.count.expect("selection.count", {pass.selection.index.dim(0)});
-  }
-  expect(pass.selection.index.dim(1) <= std::numeric_limits<std::int32_t>::max(), "selection.index",
-         "fewer than 2^31 columns", pass.selection.index.dim(1));
-  pass.requests.seq_len.expect("seq_len", {-1});
   const std::int64_t requests = pass.requests.seq_len.dim(0);
-  pass.requests.query_start.expect("query_start", {requests + 1});
   pass.spans.expect("spans", {requests});
   expect(requests <= 1 || pass.spans.stride(0) == 1, "spans", "contiguous entries", pass.spans.stride(0));
   pass.mask.expect("mask", {-1, -1, kMaskWords});
@@ -411,18 +233,9 @@ void validate(const MaskPass& pass) {
          static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pass.mask.data()) % alignof(uint4)));
   expect(pass.mask.dim(0) <= std::numeric_limits<std::int32_t>::max() / pass.key_tile, "mask", "fewer than 2^31 keys",
          pass.mask.dim(0) * pass.key_tile);
-  if (slots) {
-    pass.page_map.entries.expect("page_map", {requests, -1});
-    expect(pass.page_size >= 1, "page_size", "at least 1", pass.page_size);
-    expect(pass.page_map.entries.dim(1) >= 2, "page_map", "at least 2 entries a request", pass.page_map.entries.dim(1));
-  }
 }
 
 }  // namespace
-
-std::int64_t page_map_entries(std::int64_t seq_len_bound, std::int64_t page_size) noexcept {
-  return 2 * std::max<std::int64_t>(1, (seq_len_bound + page_size - 1) / page_size);
-}
 
 void build_page_map(const CacheView& cache, const Requests& requests, const PageMap& map, Stream stream) {
   requests.seq_len.expect("seq_len", {-1});
@@ -449,47 +262,29 @@ void build_page_map(const CacheView& cache, const Requests& requests, const Page
       .entries = map.entries.data(),
       .num_entries = static_cast<std::uint32_t>(entries),
   };
-  const auto s = device::cuda::native(stream);
-  device::cuda::check(cudaMemsetAsync(map.entries.data(), 0xff, static_cast<std::size_t>(count * entries) * 8, s),
+  device::cuda::check(cudaMemsetAsync(map.entries.data(), 0xff, static_cast<std::size_t>(count * entries) * 8,
+                                      device::cuda::native(stream)),
                       "cudaMemsetAsync");
   const dim3 grid(static_cast<unsigned>((entries / 2 + kThreads - 1) / kThreads), static_cast<unsigned>(count));
-  page_map_kernel<<<grid, kThreads, 0, s>>>(params);
-  device::cuda::check_launch("page map");
+  device::cuda::launch("page map", page_map_kernel, grid, kThreads, 0, stream, params);
 }
 
 void build_bit_masks(const MaskPass& pass, Stream stream) {
+  const SelectedKeys selected(pass.rule, pass.selection, pass.requests, pass.page_map, pass.page_size);
   validate(pass);
   if (pass.mask.dim(0) == 0 || pass.mask.dim(1) == 0 || pass.requests.seq_len.dim(0) == 0) {
     return;
   }
-  const Selection& selection = pass.selection;
-  const bool slots = selection.space == SelectionSpace::cache_slot;
-  const bool counted = !selection.count.empty();
   const MaskParams params{
-      .coverage = Coverage(pass.rule),
-      .index = selection.index.data(),
-      .count = counted ? selection.count.data() : nullptr,
-      .index_row_stride = selection.index.stride(0),
-      .index_stride = selection.index.stride(1),
-      .count_stride = counted ? selection.count.stride(0) : 0,
-      .tokens = selection.index.empty() ? std::numeric_limits<std::int64_t>::max() : selection.index.dim(0),
-      .width = static_cast<std::int32_t>(selection.index.dim(1)),
-      .query_start = pass.requests.query_start.data(),
-      .seq_len = pass.requests.seq_len.data(),
-      .query_start_stride = pass.requests.query_start.stride(0),
-      .seq_len_stride = pass.requests.seq_len.stride(0),
+      .selected = selected,
       .spans = pass.spans.data(),
-      .num_requests = pass.requests.seq_len.dim(0),
       .mask = reinterpret_cast<uint4*>(pass.mask.data()),
       .mask_rows = pass.mask.dim(1),
       .tiles = static_cast<std::int32_t>(pass.mask.dim(0)),
       .window_tiles = 0,
-      .page_map = slots ? pass.page_map.entries.data() : nullptr,
-      .page_map_entries = slots ? static_cast<std::uint32_t>(pass.page_map.entries.dim(1)) : 0,
-      .page_size = static_cast<std::uint32_t>(pass.page_size),
   };
-  const bool vector = selection.index.stride(1) == 1 && selection.index.stride(0) % 4 == 0 &&
-                      reinterpret_cast<std::uintptr_t>(selection.index.data()) % alignof(int4) == 0;
+  const bool vector = selected.is_vector();
+  const bool slots = pass.selection.space == SelectionSpace::cache_slot;
   switch (pass.key_tile) {
     case 64:
       return launch<64>(params, vector, slots, stream);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "attention/mha/sm90.h"
@@ -20,7 +21,9 @@ struct PageMap {
 };
 
 /// Entries a request needs whose keys are at most `seq_len_bound`: twice its pages, so that searches are short.
-[[nodiscard]] std::int64_t page_map_entries(std::int64_t seq_len_bound, std::int64_t page_size) noexcept;
+[[nodiscard]] constexpr std::int64_t page_map_entries(std::int64_t seq_len_bound, std::int64_t page_size) noexcept {
+  return 2 * std::max<std::int64_t>(1, (seq_len_bound + page_size - 1) / page_size);
+}
 
 /// Fills the map. A page that occurs twice counts where it occurs first; pages outside the cache are left out.
 void build_page_map(const CacheView& cache, const Requests& requests, const PageMap& map, Stream stream);

@@ -38,7 +38,9 @@
 #include <string>
 
 #include "attention/mha/sm90.h"
+#include "attention/quad.cuh"
 #include "device/cuda/check.cuh"
+#include "device/cuda/launch.cuh"
 #include "headrace/error.h"
 
 namespace headrace::attention::mha::sm90 {
@@ -308,44 +310,6 @@ struct MaskWords {
   }
   __device__ bool selected(int r, int j, int c) const { return (word[r] & 1U << (2 * j + c)) != 0; }
 };
-
-/// 2^x by the special function unit: at most 2 ulp off, and 0 for what would be denormal.
-__device__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
-}
-
-__device__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
-/// Exchanges 4 x 4 values among the four threads of a quad: afterwards x[i] is what thread i had in x[this thread].
-__device__ void transpose_quad(std::uint32_t (&x)[4], int lane) {
-#pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-    const bool upper = (lane & step) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & step) == 0) {
-        const std::uint32_t sent = upper ? x[i] : x[i + step];
-        const std::uint32_t got = __shfl_xor_sync(0xffffffffU, sent, step);
-        (upper ? x[i] : x[i + step]) = got;
-      }
-    }
-  }
-}
-
-__device__ std::uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
 
 /// How a row's accumulated values become its result.
 struct RowEnd {
@@ -625,8 +589,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
 
 template <class C>
 __global__ void __launch_bounds__(kThreads, 1) mha_kernel(const __grid_constant__ Params p) {
-  extern __shared__ std::byte raw[];
-  auto& smem = *reinterpret_cast<SharedStorage<C>*>(raw);
+  auto& smem = *device::cuda::dynamic_shared<SharedStorage<C>>();
   const int group = static_cast<int>(threadIdx.x) / kWarpGroup;
   if (threadIdx.x == 0) {
     Barrier::init(&smem.full_q, 1);
@@ -706,10 +669,8 @@ std::int32_t head_group(const Pass& pass) {
 /// Lets a block of the kernel have the shared memory it needs, which also loads its code.
 template <class C>
 void load_kernel() {
-  constexpr int kBytes = static_cast<int>(sizeof(SharedStorage<C>));
-  static_assert(kBytes <= 232448, "more shared memory than a block of sm_90 has");
-  check(cudaFuncSetAttribute(mha_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "cudaFuncSetAttribute");
+  static_assert(sizeof(SharedStorage<C>) <= 232448, "more shared memory than a block of sm_90 has");
+  device::cuda::allow_shared_memory(mha_kernel<C>, sizeof(SharedStorage<C>));
 }
 
 /// Calls `use` with the configuration for a geometry.
@@ -725,7 +686,7 @@ void with_kernel(const Geometry& g, bool masked, const Use& use) {
 }
 
 template <class C>
-void launch_kernel(const Pass& pass, int multiprocessors, cudaStream_t stream) {
+void launch_kernel(const Pass& pass, int multiprocessors, Stream stream) {
   const Geometry& g = pass.geometry;
   Params p{};
   p.query = tensor_map("q", pass.query, g.qk_head_dim(), g.num_heads, kRowsOfGroup);
@@ -758,33 +719,12 @@ void launch_kernel(const Pass& pass, int multiprocessors, cudaStream_t stream) {
   p.causal = pass.causal;
   p.out_float32 = pass.out_float32;
   load_kernel<C>();
-  check(cudaMemsetAsync(pass.counter, 0, sizeof(std::int32_t), stream), "cudaMemsetAsync");
-  const int blocks = static_cast<int>(std::min<std::int64_t>(multiprocessors, p.total));
-  mha_kernel<C><<<blocks, kThreads, sizeof(SharedStorage<C>), stream>>>(p);
-  check(cudaGetLastError(), "the flash attention kernel's launch");
+  check(cudaMemsetAsync(pass.counter, 0, sizeof(std::int32_t), device::cuda::native(stream)), "cudaMemsetAsync");
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors, p.total));
+  device::cuda::launch("flash attention", mha_kernel<C>, blocks, kThreads, sizeof(SharedStorage<C>), stream, p);
 }
 
 }  // namespace
-
-std::vector<std::string> unmet_requirements(const Geometry& g) {
-  std::vector<std::string> unmet;
-  const auto compiled = [&](std::int64_t qk, std::int64_t v) { return g.qk_head_dim() == qk && g.v_head_dim == v; };
-  if (!compiled(256, 256) && !compiled(192, 128) && !compiled(128, 128)) {
-    unmet.push_back("its kernel is compiled for qk/v head dims of 256/256, 192/128 and 128/128, not " +
-                    std::to_string(g.qk_head_dim()) + "/" + std::to_string(g.v_head_dim));
-  }
-  if (g.qk_nope_head_dim % kColumnBlock != 0) {
-    unmet.push_back("its kernel reads K_nope by 64 columns, and qk_nope_head_dim is " +
-                    std::to_string(g.qk_nope_head_dim));
-  }
-  if (g.qk_rope_head_dim % kColumnBlock != 0) {
-    unmet.push_back("its kernel reads the rope key by 64 columns, and qk_rope_head_dim is " +
-                    std::to_string(g.qk_rope_head_dim));
-  }
-  return unmet;
-}
-
-std::int64_t key_tile(const Geometry& geometry) noexcept { return geometry.v_head_dim == 256 ? 80 : 128; }
 
 void load(const Geometry& geometry) {
   for (const bool masked : {false, true}) {
@@ -792,7 +732,7 @@ void load(const Geometry& geometry) {
   }
 }
 
-void launch(const Pass& pass, int multiprocessors, void* stream) {
+void launch(const Pass& pass, int multiprocessors, Stream stream) {
   for (const std::string& reason : unmet_requirements(pass.geometry)) {
     throw Error("geometry", "one that the flash attention kernel serves", reason);
   }
@@ -804,9 +744,8 @@ void launch(const Pass& pass, int multiprocessors, void* stream) {
   if (pass.num_tiles == 0) {
     return;
   }
-  with_kernel(pass.geometry, pass.mask != nullptr, [&](auto config) {
-    launch_kernel<decltype(config)>(pass, multiprocessors, static_cast<cudaStream_t>(stream));
-  });
+  with_kernel(pass.geometry, pass.mask != nullptr,
+              [&](auto config) { launch_kernel<decltype(config)>(pass, multiprocessors, stream); });
 }
 
 }  // namespace headrace::attention::mha::sm90

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/stream.h"
 #include "headrace/geometry.h"
 
 /// Flash attention on Hopper tensor cores over up-projected keys: what a launch reads and writes. Every pointer is to
@@ -92,10 +93,10 @@ void load(const Geometry& geometry);
 /// Key columns of a tile: context blocks start at multiples of it, and masks are laid out by it.
 [[nodiscard]] std::int64_t key_tile(const Geometry& geometry) noexcept;
 
-/// Queues a pass on a stream (a cudaStream_t).
+/// Queues a pass on a stream.
 /// @param multiprocessors  of the device, which is current
 /// @throws Error when the geometry is not served, a stride or an address does not suit the copy engine, or CUDA
 ///         reports an error
-void launch(const Pass& pass, int multiprocessors, void* stream);
+void launch(const Pass& pass, int multiprocessors, Stream stream);
 
 }  // namespace headrace::attention::mha::sm90

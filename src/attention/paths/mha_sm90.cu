@@ -241,7 +241,7 @@ void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tab
       }
       launch.sink = call.weights.sink.empty() ? nullptr : call.weights.sink.data();
     }
-    mha::sm90::launch(launch, device.capability.multiprocessors, stream.handle);
+    mha::sm90::launch(launch, device.capability.multiprocessors, stream);
   }
 }
 

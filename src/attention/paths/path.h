@@ -41,6 +41,7 @@ struct Extents {
   std::int64_t keys = 0;          ///< of the longest request on this path
   std::int64_t total_keys = 0;    ///< of all requests on this path
   std::int64_t requests = 0;      ///< of the batch, on whatever path
+  std::int64_t other_rows = 0;    ///< of the batch, on other paths
   int threads = 1;
 };
 
@@ -67,6 +68,8 @@ class PathAlgorithm {
   /// Reasons why it cannot serve rows [begin, end) of a request; empty when it can.
   [[nodiscard]] std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
                                                             std::int64_t end, bool exact) const;
+  /// Why it should not be chosen by nominal rates, which are nobody's measurements; empty where it may.
+  [[nodiscard]] virtual std::string caveat() const { return {}; }
   /// @param query_slice  rows at once, >= 1
   [[nodiscard]] virtual Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
                                         std::int64_t query_slice) const = 0;

@@ -4,6 +4,7 @@
 
 #include "attention/mha/bit_mask.h"
 #include "attention/mqa/cpu.h"
+#include "attention/mqa/expected_union.h"
 #include "attention/paths/path.h"
 #include "attention/project.h"
 #include "cache/requests.h"
@@ -12,11 +13,6 @@
 
 namespace headrace::attention {
 namespace {
-
-/// How much the union of neighbouring selections grows with each row, in selections. Routing happens before anything is
-/// selected, so this is an expectation: selections of real models overlap about as drift(0.9) does, whose unions of 4,
-/// 8 and 16 rows hold 1.17, 1.44 and 1.89 selections.
-constexpr double kUnionGrowth = 0.06;
 
 /// A run of neighbouring rows of one request that may share their walk over keys.
 struct TileReference {
@@ -244,7 +240,7 @@ Work TopkMqa::count_work(const Attention& attention, std::int64_t begin, std::in
   // From then on they select so many, of which neighbours share most.
   const auto full_rows = static_cast<double>(end - growing_end);
   const auto keys = static_cast<double>(most);
-  const double joined = std::min(keys * (1.0 + kUnionGrowth * (tile_rows - 1.0)), static_cast<double>(end));
+  const double joined = std::min(mqa::expected_union(keys, tile_rows), static_cast<double>(end));
   const bool packed = mqa::packing_pays(joined, keys * tile_rows, tile, g.num_heads);
   const double pairs = growing + full_rows * (packed ? joined : keys);
   const double walked = growing / tile_rows + full_rows * (packed ? joined / tile_rows : keys);

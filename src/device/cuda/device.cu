@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/mha/sm90.h"
+#include "attention/mqa/sm90.h"
+#include "attention/paths/mqa_sm90.h"
 #include "device/cuda/device.h"
 #include "device/cuda/stream.h"
 #include "headrace/error.h"
@@ -45,6 +47,9 @@ void CudaDevice::warm_up(const Attention& attention) {
   device::cuda::make_current(ordinal());
   static_cast<void>(state_->projections(attention.geometry));
   attention::mha::sm90::load(attention.geometry);
+  if (attention::mqa::sm90::unmet_requirements(attention.geometry).empty()) {
+    attention::MqaSm90::load();
+  }
   device::cuda::synchronize(Stream{});
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "device/cuda/check.cuh"
+#include "device/cuda/launch.cuh"
 #include "headrace/error.h"
 #include "layer/cuda/row_steps.h"
 
@@ -125,8 +126,7 @@ void launch_norm(View<bfloat16> x, View<const float> weight, const float* bias, 
                           .bias = bias,
                           .epsilon = static_cast<float>(epsilon)};
   const auto kernel = norm_kernel<kCentered>;
-  kernel<<<blocks_of(params.rows, kWarps), kThreads, 0, device::cuda::native(stream)>>>(params);
-  device::cuda::check_launch("norm");
+  device::cuda::launch("norm", kernel, blocks_of(params.rows, kWarps), kThreads, 0, stream, params);
 }
 
 struct TableParams {
@@ -234,9 +234,8 @@ void rope_table(View<const std::int32_t> positions, View<const double> inverse, 
                            .pairs = static_cast<int>(inverse.dim(0)),
                            .factor = factor,
                            .table = reinterpret_cast<float2*>(table.data())};
-  table_kernel<<<blocks_of(params.tokens * params.pairs, kThreads), kThreads, 0, device::cuda::native(stream)>>>(
-      params);
-  device::cuda::check_launch("rope table");
+  device::cuda::launch("rope table", table_kernel, blocks_of(params.tokens * params.pairs, kThreads), kThreads, 0,
+                       stream, params);
 }
 
 void rotate(View<bfloat16> x, View<const float> table, bool interleave, Stream stream) {
@@ -262,8 +261,7 @@ void rotate(View<bfloat16> x, View<const float> table, bool interleave, Stream s
                             .blocks_a_token = static_cast<int>(blocks),
                             .threads = threads,
                             .table = reinterpret_cast<const float2*>(table.data())};
-  rotate_kernel<<<static_cast<unsigned>(x.dim(0) * blocks), threads, 0, device::cuda::native(stream)>>>(params);
-  device::cuda::check_launch("rotate");
+  device::cuda::launch("rotate", rotate_kernel, static_cast<unsigned>(x.dim(0) * blocks), threads, 0, stream, params);
 }
 
 void scale_head_weights(View<const float> product, double factor, View<float> weight, Stream stream) {
@@ -282,9 +280,8 @@ void scale_head_weights(View<const float> product, double factor, View<float> we
                            .tokens = weight.dim(0),
                            .heads = static_cast<int>(weight.dim(1)),
                            .factor = static_cast<float>(factor)};
-  scale_kernel<<<blocks_of(params.tokens * params.heads, kThreads), kThreads, 0, device::cuda::native(stream)>>>(
-      params);
-  device::cuda::check_launch("head weights");
+  device::cuda::launch("head weights", scale_kernel, blocks_of(params.tokens * params.heads, kThreads), kThreads, 0,
+                       stream, params);
 }
 
 }  // namespace headrace::layer::cuda

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "device/cuda/check.cuh"
+#include "device/cuda/launch.cuh"
 #include "headrace/error.h"
 #include "selection/cuda/index_cache.h"
 #include "selection/cuda/step.cuh"
@@ -191,11 +192,9 @@ void append_index_keys(const IndexerGeometry& indexer, const MutableCacheView& c
   };
   params.vector = suits_vectors(params, cache);
   const auto blocks = static_cast<unsigned>((tokens + kWarps - 1) / kWarps);
-  write_rows_kernel<<<blocks, kWarps * kWarp, 0, device::cuda::native(stream)>>>(params);
-  device::cuda::check_launch("index key rows");
+  device::cuda::launch("index key rows", write_rows_kernel, blocks, kWarps * kWarp, 0, stream, params);
   if (indexer.kpool) {
-    pool_kernel<<<blocks, kWarps * kWarp, 0, device::cuda::native(stream)>>>(params);
-    device::cuda::check_launch("index key pools");
+    device::cuda::launch("index key pools", pool_kernel, blocks, kWarps * kWarp, 0, stream, params);
   }
 }
 

@@ -24,6 +24,7 @@
 #include <string>
 
 #include "device/cuda/check.cuh"
+#include "device/cuda/launch.cuh"
 #include "headrace/error.h"
 #include "selection/candidates.h"
 #include "selection/cuda/score.cuh"
@@ -183,14 +184,12 @@ ScoreParams make_params(const IndexerGeometry& indexer, const CacheView& cache, 
 void launch_scores(const ScoreParams& params, std::int64_t candidates, Stream stream) {
   const auto blocks = [](std::int64_t n, int unit) { return static_cast<unsigned>((n + unit - 1) / unit); };
   const dim3 grid(blocks(candidates, RunScorer::kCandidates), blocks(params.end_token - params.first_token, kTokens));
-  score_kernel<<<grid, RunScorer::kThreads, 0, device::cuda::native(stream)>>>(params);
-  device::cuda::check_launch("index scores");
+  device::cuda::launch("index scores", score_kernel, grid, RunScorer::kThreads, 0, stream, params);
 }
 
 void launch_select(const SelectParams& params, Stream stream) {
   const auto blocks = static_cast<unsigned>(params.scoring.end_token - params.scoring.first_token);
-  select_kernel<<<blocks, BlockTopK::kThreads, 0, device::cuda::native(stream)>>>(params);
-  device::cuda::check_launch("index selection");
+  device::cuda::launch("index selection", select_kernel, blocks, BlockTopK::kThreads, 0, stream, params);
 }
 
 }  // namespace

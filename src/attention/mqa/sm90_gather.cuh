@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cutlass/arch/memory_sm80.h>
+
+#include <type_traits>
+
+#include "attention/mqa/sm90_tile.cuh"
+#include "cache/lane_values.cuh"
+
+/// What the producer of the top-k MQA kernel does: takes tiles from the queue, gathers their queries and keys.
+namespace headrace::attention::mqa::sm90 {
+
+/// Entry `index` of the queue. Tiles come last first: of a request the last ones have most keys.
+__device__ inline TileWork describe(const Params& p, std::int32_t index) {
+  TileWork work{};
+  if (index >= p.num_tiles * p.parts) {
+    work.index = -1;
+    return work;
+  }
+  work.index = p.num_tiles - 1 - index / p.parts;
+  work.first_head = index % p.parts * kRows;
+  const UnionTile tile = p.tiles[work.index];
+  const std::int64_t row = p.rows_are_tokens ? tile.token : static_cast<std::int64_t>(work.index) * p.group;
+  work.first_row = row * p.heads + work.first_head;
+  work.rows = p.parts == 1 ? tile.rows * p.heads : tile.rows * min(kRows, p.heads - work.first_head);
+  work.token = tile.token;
+  work.request = tile.request;
+  work.blocks = tile.rows > 0 ? tile.blocks : 0;
+  return work;
+}
+
+/// The row of a request's key, or null: a position of -1, or one whose page lies outside the cache or the block table,
+/// or that the converted rows do not reach to.
+__device__ inline const std::byte* key_row(const KeyRows& keys, std::int32_t request, std::int32_t position) {
+  if (position < 0) {
+    return nullptr;
+  }
+  if (keys.block_table == nullptr) {
+    const std::int64_t row = __ldg(keys.first_row + request) + position;
+    return row < keys.num_rows ? keys.data + row * keys.row_stride : nullptr;
+  }
+  const auto page_size = static_cast<std::uint32_t>(keys.page_size);
+  const std::uint32_t block = static_cast<std::uint32_t>(position) / page_size;
+  if (block >= keys.table_width) {
+    return nullptr;
+  }
+  const std::int64_t page = __ldg(keys.block_table + request * keys.table_row_stride + block * keys.table_stride);
+  if (page < 0 || page >= keys.num_pages) {
+    return nullptr;
+  }
+  return keys.data + page * keys.page_stride + static_cast<std::uint32_t>(position) % page_size * keys.row_stride;
+}
+
+/// Eight threads of the producer copy a row of a column block; sixteen rows at once, four times.
+inline constexpr int kRowsAtOnce = kWarpGroup / kChunks;
+inline constexpr int kRowsAThread = kRows / kRowsAtOnce;
+
+/// Rows of memory that belong to a thread's rows of a tile; null: zeros.
+using SourceRows = const std::byte* [kRowsAThread];
+
+/// Copies the thread's 16 bytes of each of its rows of a column block.
+__device__ inline void copy_column_block(std::byte* to, const SourceRows& rows, int offset) {
+#pragma unroll
+  for (int i = 0; i < kRowsAThread; ++i) {
+    cutlass::arch::cp_async_zfill<kChunkBytes, cutlass::arch::CacheOperation::Global>(
+        to + i * kRowsAtOnce * kRowBytes, rows[i] + (rows[i] == nullptr ? 0 : offset), rows[i] != nullptr);
+  }
+}
+
+/// A thread's place in a column block.
+struct Place {
+  int row;  ///< its first one; the others follow kRowsAtOnce apart, and are permuted alike
+  int chunk;
+  int target;  ///< of its first 16 bytes
+
+  __device__ explicit Place(int thread)
+      : row(thread / kChunks),
+        chunk(thread % kChunks),
+        target(row * kRowBytes + ((chunk ^ row % kChunks) * kChunkBytes)) {}
+};
+
+/// Brings keys into a buffer a part at a time: `fetch` may start what does not need the buffer, `store` needs it free
+/// and arrives at the barrier once everything is there.
+template <CacheFormat kFormat>
+class KeyCopies;
+
+/// bfloat16 needs no registers.
+template <>
+class KeyCopies<CacheFormat::bfloat16> {
+ public:
+  __device__ explicit KeyCopies(const KeyRows& /*keys*/, const Place& place) : place_(place) {}
+
+  template <int kFirst, int kEnd>
+  __device__ void fetch(const SourceRows& /*rows*/) {}
+  /// Column blocks [kFirst, kEnd).
+  template <int kFirst, int kEnd>
+  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
+#pragma unroll
+    for (int c = kFirst; c < kEnd; ++c) {
+      copy_column_block(buffer[c] + place_.target, rows, c * kRowBytes + place_.chunk * kChunkBytes);
+    }
+  }
+  __device__ static void arrive(std::uint64_t& barrier) { cutlass::arch::cpasync_barrier_arrive_noinc(&barrier); }
+
+ private:
+  Place place_;
+};
+
+/// Quantised rows go through registers: codes are asked for while the buffer is still read, and become bfloat16 on
+/// their way into it, rounded once.
+template <CacheFormat kFormat>
+class KeyCopies {
+ public:
+  static constexpr bool kGroups = kFormat == CacheFormat::fp8_ds_mla;
+  static_assert(kGroups || kFormat == CacheFormat::fp8);
+
+  __device__ KeyCopies(const KeyRows& keys, const Place& place) : scale_(keys.scale), place_(place) {}
+
+  template <int kFirst, int kEnd>
+  __device__ void fetch(const SourceRows& rows) {
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+#pragma unroll
+      for (int c = kFirst; c < kEnd; ++c) {
+        if constexpr (kGroups && kFirst >= kLatentBlocks) {
+          rope_[i] = rows[i] == nullptr
+                         ? uint4{}
+                         : __ldg(reinterpret_cast<const uint4*>(rows[i] + cache::kRopeOffset) + place_.chunk);
+        } else {
+          codes_[c - kFirst][i] = rows[i] == nullptr
+                                      ? uint2{}
+                                      : __ldg(reinterpret_cast<const uint2*>(rows[i] + c * kColumns) + place_.chunk);
+        }
+      }
+      if constexpr (kGroups && kFirst < kLatentBlocks) {
+#pragma unroll
+        for (int g = 0; g < (kEnd - kFirst) / kBlocksAGroup; ++g) {
+          scales_[g][i] =
+              rows[i] == nullptr
+                  ? 0.0F
+                  : __ldg(reinterpret_cast<const float*>(rows[i] + cache::kScaleOffset) + kFirst / kBlocksAGroup + g);
+        }
+      }
+    }
+  }
+  template <int kFirst, int kEnd>
+  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& /*rows*/) {
+#pragma unroll
+    for (int c = kFirst; c < kEnd; ++c) {
+#pragma unroll
+      for (int i = 0; i < kRowsAThread; ++i) {
+        uint4 values;
+        if constexpr (kGroups && kFirst >= kLatentBlocks) {
+          values = rope_[i];
+        } else {
+          cache::cuda::LaneValues<cache::cuda::E4m3> codes;
+          codes.words[0] = codes_[c - kFirst][i];
+          const float scale = kGroups ? scales_[(c - kFirst) / kBlocksAGroup][i] : scale_;
+          values = cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(codes, scale), 1.0F).words[0];
+        }
+        *reinterpret_cast<uint4*>(buffer[c] + place_.target + i * kRowsAtOnce * kRowBytes) = values;
+      }
+    }
+  }
+  /// The products read what was stored through another proxy.
+  __device__ static void arrive(std::uint64_t& barrier) {
+    cutlass::arch::fence_view_async_shared();
+    Barrier::arrive(&barrier);
+  }
+
+ private:
+  static constexpr int kBlocksAGroup = static_cast<int>(cache::kScaleGroupSize) / kColumns;
+  static constexpr int kHalfGroups = kHalfBlocks / kBlocksAGroup;
+
+  uint2 codes_[kHalfBlocks][kRowsAThread];
+  uint4 rope_[kGroups ? kRowsAThread : 1];
+  float scales_[kGroups ? kHalfGroups : 1][kRowsAThread];
+  float scale_;
+  Place place_;
+};
+
+template <int kQk, CacheFormat kFormat>
+class Producer {
+ public:
+  __device__ Producer(const Params& p, SharedStorage<kQk>& smem)
+      : p_(p), smem_(smem), thread_(static_cast<int>(threadIdx.x) % kWarpGroup), place_(thread_) {}
+
+  __device__ void run() {
+    Turn slot;
+    auto next = static_cast<std::int32_t>(blockIdx.x);
+    while (true) {
+      if (thread_ == 0) {
+        Barrier::wait(&smem_.empty_work[slot.index], slot.phase ^ 1U);
+        smem_.work[slot.index] = describe(p_, next);
+        Barrier::arrive(&smem_.full_work[slot.index]);
+        next = static_cast<std::int32_t>(gridDim.x) + atomicAdd(p_.counter, 1);
+      }
+      __syncwarp();
+      Barrier::wait(&smem_.full_work[slot.index], slot.phase);
+      const TileWork work = smem_.work[slot.index];
+      __syncwarp();
+      if (thread_ % kWarp == 0) {
+        Barrier::arrive(&smem_.empty_work[slot.index]);
+      }
+      slot.advance();
+      if (work.index < 0) {
+        return;
+      }
+      if (work.blocks > 0) {
+        load_queries(work);
+        load_keys(work);
+      }
+    }
+  }
+
+ private:
+  __device__ void load_queries(const TileWork& work) {
+    Barrier::wait(&smem_.empty_q, q_phase_ ^ 1U);
+    q_phase_ ^= 1U;
+    SourceRows rows;
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      const int row = place_.row + i * kRowsAtOnce;
+      rows[i] = row < work.rows ? p_.query + (work.first_row + row) * (kRank * 2) : nullptr;
+    }
+    for (int c = 0; c < kLatentBlocks; ++c) {
+      copy_column_block(smem_.q[c] + place_.target, rows, c * kRowBytes + place_.chunk * kChunkBytes);
+    }
+    if constexpr (kQk > kRank) {
+#pragma unroll
+      for (int i = 0; i < kRowsAThread; ++i) {
+        const int row = place_.row + i * kRowsAtOnce;
+        const int query = p_.parts == 1 ? row / p_.heads : 0;
+        const int head = work.first_head + row - query * p_.heads;
+        const __nv_bfloat16* rope = p_.query_rope + (std::int64_t{work.token} + query) * p_.query_rope_stride +
+                                    head * p_.query_rope_head_stride;
+        rows[i] = row < work.rows ? reinterpret_cast<const std::byte*>(rope) : nullptr;
+      }
+      copy_column_block(smem_.q[kLatentBlocks] + place_.target, rows, place_.chunk * kChunkBytes);
+    }
+    cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_q);
+  }
+
+  __device__ void load_keys(const TileWork& work) {
+    const std::int32_t* list = p_.list + work.index * p_.capacity + place_.row;
+    SourceRows rows;
+    const auto find = [&](int block) {
+#pragma unroll
+      for (int i = 0; i < kRowsAThread; ++i) {
+        rows[i] = key_row(p_.keys, work.request, __ldg(list + block * kKeys + i * kRowsAtOnce));
+      }
+    };
+    KeyCopies<kFormat> copies(p_.keys, place_);
+    find(0);
+    copies.template fetch<0, kHalfBlocks>(rows);
+    for (int block = 0; block < work.blocks; ++block) {
+      const int b = block % 2;
+      Barrier::wait(&smem_.empty_k[b][0], k_phase_[b] ^ 1U);
+      copies.template store<0, kHalfBlocks>(smem_.k[b], rows);
+      copies.arrive(smem_.full_k[b][0]);
+      copies.template fetch<kHalfBlocks, kLatentBlocks>(rows);
+      Barrier::wait(&smem_.empty_k[b][1], k_phase_[b] ^ 1U);
+      copies.template store<kHalfBlocks, kLatentBlocks>(smem_.k[b], rows);
+      if constexpr (kQk > kRank) {
+        copies.template fetch<kLatentBlocks, kLatentBlocks + 1>(rows);
+        copies.template store<kLatentBlocks, kLatentBlocks + 1>(smem_.k[b], rows);
+      }
+      copies.arrive(smem_.full_k[b][1]);
+      k_phase_[b] ^= 1U;
+      if (block + 1 < work.blocks) {
+        find(block + 1);
+        copies.template fetch<0, kHalfBlocks>(rows);
+      }
+    }
+  }
+
+  const Params& p_;
+  SharedStorage<kQk>& smem_;
+  const int thread_;
+  const Place place_;
+  std::uint32_t k_phase_[2] = {0, 0};
+  std::uint32_t q_phase_ = 0;
+};
+
+}  // namespace headrace::attention::mqa::sm90

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/mqa/slot_rows.h"
+#include "attention/mqa/sm90.h"
+#include "attention/paths/mqa_blocking.h"
+#include "attention/paths/mqa_sm90.h"
+#include "attention/project_cuda.h"
+#include "cache/cuda.h"
+#include "device/cuda/device.h"
+#include "headrace/error.h"
+
+namespace headrace::attention {
+namespace {
+
+void expect_chunks(const char* name, const ConstAnyView& view) {
+  constexpr std::int64_t kChunk = 16;
+  if (reinterpret_cast<std::uintptr_t>(view.data()) % kChunk != 0 || view.stride(0) % 8 != 0 ||
+      view.stride(1) % 8 != 0) {
+    throw Error(name, "an address divisible by 16 bytes and strides by 8 elements", "others");
+  }
+}
+
+void validate(const Call& call, std::int64_t most_tokens) {
+  const Inputs& inputs = call.inputs;
+  expect_chunks("q", inputs.q);
+  expect_chunks("out", call.outputs.out);
+  if (inputs.q.dim(0) > most_tokens) {
+    throw Error("q", "at most the " + std::to_string(most_tokens) + " tokens that the plan was made for",
+                std::to_string(inputs.q.dim(0)));
+  }
+  const SelectionRule& rule = call.plan.attention().rule;
+  const std::optional<std::int64_t> columns = most_columns(rule);
+  if (columns && !inputs.selection.index.empty() && inputs.selection.index.dim(1) > *columns) {
+    throw Error("selection.index",
+                "at most " + std::to_string(*columns) + " columns, for " + rule.to_string() + " needs " +
+                    std::to_string(rule.width()),
+                std::to_string(inputs.selection.index.dim(1)));
+  }
+}
+
+/// One call.
+class MqaRun {
+ public:
+  MqaRun(const Call& call, const Extents& extents, const MqaTables& tables, Arena& arena, Stream stream)
+      : call_(call),
+        attention_(call.plan.attention()),
+        geometry_(attention_.geometry),
+        tables_(tables),
+        memory_(arena, attention_, extents, call.plan.blocking(Path::topk_mqa)),
+        device_(call.plan.device().cuda->state()),
+        projections_(device_.projections(geometry_)),
+        q_(call.inputs.q.as<bfloat16>("q")),
+        kv_b_proj_(call.weights.kv_b_proj.as<bfloat16>("kv_b_proj")),
+        requests_(call.inputs.requests.seq_len.dim(0)),
+        stream_(stream) {}
+
+  void run() {
+    if (attention_.space == SelectionSpace::cache_slot) {
+      map_.entries = View<std::uint64_t>(memory_.page_map, {requests_, memory_.page_map_entries});
+      cuda::build_page_map(call_.inputs.cache, call_.inputs.requests, map_, stream_);
+    }
+    const View<bfloat16> tokens(memory_.query, {q_.dim(0), geometry_.num_heads, geometry_.kv_lora_rank});
+    if (memory_.rows_are_tokens) {
+      projections_.absorb_query(q_, kv_b_proj_, tokens, stream_);
+    }
+    for (const MqaStage& stage : tables_.passes.stages) {
+      const mqa::sm90::KeyRows keys = stage.num_runs > 0 ? convert(stage) : keys_in_pages();
+      for (std::int64_t s = stage.first_slice; s < stage.first_slice + stage.num_slices; ++s) {
+        const MqaSlice& slice = tables_.passes.slices[static_cast<std::size_t>(s)];
+        if (memory_.rows_are_tokens) {
+          launch(build_lists(slice), keys, tokens);
+        } else {
+          attend_slots(slice, keys);
+        }
+      }
+    }
+    if (memory_.rows_are_tokens) {
+      projections_.project_values(tokens, kv_b_proj_, call_.outputs.out, stream_);
+    }
+  }
+
+ private:
+  /// Writes a stage's keys to the workspace, latent and rope key of each next to each other.
+  [[nodiscard]] mqa::sm90::KeyRows convert(const MqaStage& stage) const {
+    const std::int64_t row = geometry_.latent_dim();
+    const View<bfloat16> latent(memory_.converted, 2, {stage.keys, geometry_.kv_lora_rank}, {row, 1});
+    const View<bfloat16> rope_key(memory_.converted + geometry_.kv_lora_rank, 2,
+                                  {stage.keys, geometry_.qk_rope_head_dim}, {row, 1});
+    cache::cuda::gather(geometry_, attention_.format, call_.inputs.cache, call_.inputs.requests,
+                        View<const cache::cuda::KeyRun>(tables_.runs + stage.first_run, {stage.num_runs}), latent,
+                        rope_key, stream_);
+    mqa::sm90::KeyRows keys;
+    keys.data = reinterpret_cast<const std::byte*>(memory_.converted);
+    keys.row_stride = row * size_of(DType::bfloat16);
+    keys.first_row = tables_.first_rows + stage.first_row_of;
+    keys.num_rows = stage.keys;
+    return keys;
+  }
+
+  [[nodiscard]] mqa::sm90::KeyRows keys_in_pages() const {
+    const CacheView& cache = call_.inputs.cache;
+    const View<const std::int32_t>& table = call_.inputs.requests.block_table;
+    mqa::sm90::KeyRows keys;
+    keys.data = cache.data;
+    keys.row_stride = cache.row_stride;
+    keys.format = attention_.format;
+    keys.scale = cache.scale;
+    keys.block_table = table.data();
+    keys.table_row_stride = table.stride(0);
+    keys.table_stride = table.stride(1);
+    keys.table_width = table.dim(1);
+    keys.num_pages = cache.num_pages;
+    keys.page_size = cache.page_size;
+    keys.page_stride = cache.page_stride;
+    return keys;
+  }
+
+  void attend_slots(const MqaSlice& slice, const mqa::sm90::KeyRows& keys) const {
+    const mqa::UnionLists lists = build_lists(slice);
+    const std::int64_t rows = slice.num_tiles * memory_.group;
+    const View<bfloat16> query(memory_.query, {rows, geometry_.num_heads, geometry_.kv_lora_rank});
+    const View<bfloat16> nope(reinterpret_cast<bfloat16*>(memory_.slots),
+                              {rows, geometry_.num_heads, geometry_.qk_nope_head_dim});
+    mqa::copy_to_slots(lists.tiles, memory_.group, q_, nope, stream_);
+    projections_.absorb_query(nope, kv_b_proj_, query, stream_);
+    launch(lists, keys, query);
+    const std::int64_t v = geometry_.v_head_dim;
+    const AnyView values(memory_.slots, call_.outputs.out.dtype(), 3, {rows, geometry_.num_heads, v},
+                         {geometry_.num_heads * v, v, 1});
+    projections_.project_values(query, kv_b_proj_, values, stream_);
+    mqa::copy_from_slots(lists.tiles, memory_.group, values, call_.outputs.out, stream_);
+  }
+
+  [[nodiscard]] mqa::UnionLists build_lists(const MqaSlice& slice) const {
+    const std::int64_t capacity = list_capacity(attention_.rule, memory_.group, slice.keys);
+    const mqa::UnionLists lists{
+        .tiles = View<mqa::UnionTile>(memory_.union_tiles, {slice.num_tiles}),
+        .keys = View<std::int32_t>(memory_.list_keys, {slice.num_tiles, capacity}),
+        .masks = View<std::uint64_t>(memory_.list_masks, {slice.num_tiles, capacity / mqa::kKeyBlock, memory_.group})};
+    mqa::build_union_lists(
+        {.rule = attention_.rule,
+         .selection = call_.inputs.selection,
+         .requests = call_.inputs.requests,
+         .rows = View<const mqa::PathRows>(tables_.rows, {requests_}),
+         .tiles = View<const mqa::TileReference>(tables_.tiles + slice.first_tile, {slice.num_tiles}),
+         .group = memory_.group,
+         .keys_bound = slice.keys,
+         .lists = lists,
+         .page_map = map_,
+         .page_size = call_.inputs.cache.page_size},
+        stream_);
+    return lists;
+  }
+
+  /// What comes out takes the place of the absorbed queries.
+  void launch(const mqa::UnionLists& lists, const mqa::sm90::KeyRows& keys, const View<bfloat16>& query) const {
+    mqa::sm90::Pass pass;
+    pass.heads = geometry_.num_heads;
+    pass.has_rope = geometry_.qk_rope_head_dim != 0;
+    pass.scale = static_cast<float>(attention_.scale);
+    pass.query = query.data();
+    pass.rows_are_tokens = memory_.rows_are_tokens;
+    pass.query_rope = q_.data() + geometry_.qk_nope_head_dim;
+    pass.query_rope_stride = q_.stride(0);
+    pass.query_rope_head_stride = q_.stride(1);
+    pass.keys = keys;
+    pass.lists = lists;
+    pass.attended = query.data();
+    if (!call_.outputs.lse.empty()) {
+      pass.lse = call_.outputs.lse.data();
+      pass.lse_row_stride = call_.outputs.lse.stride(0);
+    }
+    pass.sink = call_.weights.sink.empty() ? nullptr : call_.weights.sink.data();
+    pass.counter = memory_.counter;
+    mqa::sm90::launch(pass, device_.capability.multiprocessors, stream_);
+  }
+
+  const Call& call_;
+  const Attention& attention_;
+  const Geometry& geometry_;
+  const MqaTables& tables_;
+  MqaMemory memory_;
+  CudaDevice::State& device_;
+  const cuda::Projections& projections_;
+  View<const bfloat16> q_;
+  View<const bfloat16> kv_b_proj_;
+  std::int64_t requests_;
+  Stream stream_;
+  cuda::PageMap map_;
+};
+
+}  // namespace
+
+Support MqaSm90::support() const {
+  static constexpr DType kCompute[] = {DType::bfloat16};
+  static constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
+                                             CacheFormat::fp8_ds_mla};
+  return {.compute = kCompute, .formats = kFormats};
+}
+
+std::vector<std::string> MqaSm90::unmet_by_rows(const Attention& attention, std::int64_t /*begin*/,
+                                                std::int64_t /*end*/, bool /*exact*/) const {
+  const Geometry& g = attention.geometry;
+  std::vector<std::string> unmet = mqa::sm90::unmet_requirements(g);
+  if (g.qk_nope_head_dim % 8 != 0 || g.v_head_dim % 8 != 0) {
+    unmet.push_back("its products need a qk_nope_head_dim and a v_head_dim that are multiples of 8, not " +
+                    std::to_string(g.qk_nope_head_dim) + " and " + std::to_string(g.v_head_dim));
+  }
+  return unmet;
+}
+
+std::string MqaSm90::caveat() const {
+  return "its rate on a GPU has not been measured: it is taken where it is forced, or by the rates of a profile";
+}
+
+Work MqaSm90::count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                         std::int64_t query_slice) const {
+  return count_mqa_work(attention, begin, end, query_slice);
+}
+
+std::int64_t MqaSm90::workspace_bytes(const Attention& attention, const Extents& extents,
+                                      const Blocking& blocking) const {
+  Arena arena;
+  const MqaMemory memory(arena, attention, extents, blocking);
+  return arena.used();
+}
+
+Blocking MqaSm90::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
+  return choose_mqa_blocking(attention, extents, budget);
+}
+
+MqaPasses MqaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const {
+  const Blocking& blocking = plan.blocking(Path::topk_mqa);
+  const std::int64_t group = mqa::group_of(plan.attention().geometry.num_heads);
+  std::vector<bool> converts;
+  for (const RowsOnPath& some : rows) {
+    converts.push_back(converts_keys(plan.attention(), blocking, some.row_count, some.keys));
+  }
+  return plan_mqa_passes(rows, converts, static_cast<std::int64_t>(plan.requests().size()), group,
+                         {.tiles = blocking.query_slice / group, .keys = blocking.context_block});
+}
+
+void MqaSm90::run(const Call& call, const Extents& extents, const MqaTables& tables, Arena arena, Stream stream) const {
+  validate(call, tables.tokens);
+  MqaRun(call, extents, tables, arena, stream).run();
+}
+
+void MqaSm90::load() {
+  mqa::sm90::load();
+  mqa::load_union_lists();
+  mqa::load_slot_rows();
+}
+
+}  // namespace headrace::attention

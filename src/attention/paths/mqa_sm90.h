@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/arena.h"
+#include "attention/paths/mqa_passes.h"
+#include "attention/paths/path.h"
+#include "device/cuda/stream.h"
+#include "headrace/attention.h"
+
+namespace headrace::attention {
+
+/// The passes of topk_mqa and where their tables are on the GPU.
+struct MqaTables {
+  MqaPasses passes;
+  std::int64_t tokens = 0;  ///< of the batch, at most
+  const mqa::PathRows* rows = nullptr;
+  const mqa::TileReference* tiles = nullptr;
+  const cache::cuda::KeyRun* runs = nullptr;
+  const std::int64_t* first_rows = nullptr;
+};
+
+/// topk_mqa on sm_90: where the cache is not bfloat16, convert the requests' keys; then for each slice of tiles build
+/// union lists, absorb the up-projection into the queries, attend to the latents and project what comes out.
+class MqaSm90 final : public PathAlgorithm {
+ public:
+  [[nodiscard]] std::string caveat() const override;
+  [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                std::int64_t query_slice) const override;
+  [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
+                                             const Blocking& blocking) const override;
+  /// mqa_blocking.h says what the numbers count.
+  [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+
+  [[nodiscard]] MqaPasses plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const;
+  /// @param extents  those the plan's workspace was sized for
+  void run(const Call& call, const Extents& extents, const MqaTables& tables, Arena arena, Stream stream) const;
+  /// Loads the kernels, which a first call that is captured must not do.
+  static void load();
+
+ private:
+  [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                       bool exact) const override;
+};
+
+}  // namespace headrace::attention
