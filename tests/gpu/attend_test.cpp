@@ -58,24 +58,6 @@ CaseSpec random_spec(Random& random, bool covered) {
   return spec;
 }
 
-/// Limits from the least workspace upwards.
-std::int64_t random_limit(Random& random, const AttentionCase& problem, Path path) {
-  if (random.below(2) == 0) {
-    return kNoLimit;
-  }
-  const std::int64_t everything = plan_on_gpu(problem, problem.batch(), path, kNoLimit).workspace_bytes();
-  std::int64_t least = everything;
-  for (std::int64_t step = everything; step > 0; step /= 2) {
-    try {
-      static_cast<void>(plan_on_gpu(problem, problem.batch(), path, least - step));
-      least -= step;
-    } catch (const Error&) {
-      // Too little.
-    }
-  }
-  return least + random.below(everything - least + 1);
-}
-
 class Attend : public testing::TestWithParam<Path> {
  protected:
   std::uint64_t seed_ = fresh_seed();

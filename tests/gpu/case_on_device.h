@@ -12,9 +12,11 @@
 #include "device/cuda/memory.h"
 #include "device/cuda/stream.h"
 #include "headrace/cuda.h"
+#include "headrace/error.h"
 #include "on_device.h"
 #include "support/attention_case.h"
 #include "support/output_buffer.h"
+#include "support/random.h"
 
 namespace headrace::test {
 
@@ -128,6 +130,24 @@ inline Plan plan_on_gpu(const AttentionCase& problem, const Batch& batch, std::o
   Hints hints;
   hints.force = path;
   return plan(problem.attention(), batch, limits, hints);
+}
+
+/// Limits from the least workspace upwards.
+inline std::int64_t random_limit(Random& random, const AttentionCase& problem, Path path) {
+  if (random.below(2) == 0) {
+    return kNoLimit;
+  }
+  const std::int64_t everything = plan_on_gpu(problem, problem.batch(), path, kNoLimit).workspace_bytes();
+  std::int64_t least = everything;
+  for (std::int64_t step = everything; step > 0; step /= 2) {
+    try {
+      static_cast<void>(plan_on_gpu(problem, problem.batch(), path, least - step));
+      least -= step;
+    } catch (const Error&) {
+      // Too little.
+    }
+  }
+  return least + random.below(everything - least + 1);
 }
 
 inline OutputBuffer run_on_gpu(const AttentionCase& problem, const Plan& made) {

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// topk_mqa on the GPU against the float64 oracle: every head count that fills tiles in its own way, every cache format,
+// slices, lengths planned too high, graphs, and bits that depend on nothing but the request.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/oracle.h"
+#include "captured_graph.h"
+#include "case_on_device.h"
+#include "headrace/cuda.h"
+#include "headrace/error.h"
+#include "support/attention_case.h"
+#include "support/cache_rows.h"
+#include "support/compare.h"
+#include "support/output_buffer.h"
+#include "support/random.h"
+
+namespace headrace::test {
+namespace {
+
+constexpr std::int64_t kHeads[] = {1, 2, 3, 4, 5, 8, 12, 16, 20, 24, 32, 33, 40, 64, 65, 128};
+constexpr CacheFormat kFormats[] = {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8,
+                                    CacheFormat::fp8_ds_mla};
+/// nope and v: those of models, and small ones that make the oracle quick.
+constexpr std::int64_t kHeadDims[][2] = {{64, 64}, {128, 128}, {192, 256}, {256, 256}, {8, 24}};
+
+int random_cases() {
+  const char* chosen = std::getenv("HEADRACE_GPU_CASES");
+  return chosen == nullptr ? 150 : std::atoi(chosen);
+}
+
+/// For tests that try each case several times.
+int fewer_cases() { return std::max(1, random_cases() / 6); }
+
+/// The oracle with all the machine's threads.
+std::vector<attention::OracleRow> oracle_of(const AttentionCase& problem) {
+  return attention::oracle_rows(problem.attention(), problem.weights(), problem.inputs(), problem.queries());
+}
+
+Plan plan_topk(const AttentionCase& problem, std::int64_t limit = kNoLimit) {
+  return plan_on_gpu(problem, problem.batch(), Path::topk_mqa, limit);
+}
+
+void expect_oracle(const AttentionCase& problem, const OutputBuffer& result) {
+  const Comparison found = compare(problem, result, oracle_of(problem), tolerance_of(DType::bfloat16));
+  ASSERT_FALSE(found.failure.has_value()) << *found.failure;
+  ASSERT_FALSE(result.damage().has_value()) << *result.damage();
+}
+
+class TopkMqa : public testing::Test {
+ protected:
+  std::int64_t between(std::int64_t least, std::int64_t most) { return least + random_.below(most - least + 1); }
+
+  CaseSpec spec(std::int64_t heads, std::vector<RequestShape> requests) {
+    CaseSpec spec;
+    spec.geometry = {heads, 512, 64, 64, 64};
+    spec.compute = DType::bfloat16;
+    spec.out = DType::bfloat16;
+    spec.format = CacheFormat::bfloat16;
+    spec.requests = std::move(requests);
+    spec.page_size = 16;
+    spec.width = 40;
+    spec.seed = seed();
+    return spec;
+  }
+
+  CaseSpec random_spec(std::int64_t heads, CacheFormat format) {
+    CaseSpec spec = this->spec(heads, {});
+    const auto& [nope, v] = kHeadDims[heads > 40 ? 0 : between(0, 4)];
+    spec.geometry = {heads, 512, nope, 64 * between(0, 1), v};
+    spec.format = format;
+    spec.out = between(0, 1) == 0 ? DType::float32 : DType::bfloat16;
+    constexpr std::int64_t kLengths[] = {0, 1, 63, 64, 65, 127, 129, 200};
+    const std::int64_t longest_rows = heads > 40 ? 65 : 200;
+    std::int64_t longest = 1;
+    for (std::int64_t n = between(1, 4); n > 0; --n) {
+      const RequestShape shape{std::min(kLengths[between(0, 7)], longest_rows),
+                               between(0, 2) == 0 ? between(0, 500) : kLengths[between(0, 7)]};
+      longest = std::max(longest, shape.seq_len());
+      spec.requests.push_back(shape);
+    }
+    spec.page_size = between(1, 70);
+    // The kernel copies rows 16 bytes at a time, where they are not converted first.
+    const std::int64_t unit = format == CacheFormat::float32 ? 1 : 16 / test::row_alignment(format);
+    spec.row_gap = unit * between(0, 2);
+    spec.page_gap = unit * between(0, 2);
+    spec.gap = 8 * between(0, 2);
+    spec.width = between(1, longest);
+    spec.with_count = between(0, 1) == 0;
+    spec.with_sink = between(0, 1) == 0;
+    spec.repeat_page = between(0, 7) == 0;
+    const SelectionRule rules[] = {SelectionRule::none(), SelectionRule::lightning(between(1, longest)),
+                                   SelectionRule::kpool(between(4, longest + 4), 4, true), SelectionRule::opaque(),
+                                   SelectionRule::opaque(spec.width)};
+    spec.rule = rules[between(0, 4)];
+    spec.space = spec.rule.kind() == SelectionRule::Kind::opaque && between(0, 1) == 0
+                     ? SelectionSpace::cache_slot
+                     : SelectionSpace::request_position;
+    spec.spread = between(0, 3) == 0 ? 3.0 : 1.0;
+    return spec;
+  }
+
+  std::uint64_t seed() { return static_cast<std::uint64_t>(random_.below(std::int64_t{1} << 62)); }
+
+  std::uint64_t seed_ = fresh_seed();
+  Random random_{seed_};
+  testing::ScopedTrace trace_{__FILE__, __LINE__, testing::Message() << "HEADRACE_TEST_SEED=" << seed_};
+};
+
+TEST_F(TopkMqa, EqualsTheOracle) {
+  double worst = 0.0;
+  int cut = 0;
+  for (int i = 0; i < random_cases(); ++i) {
+    // Every pair of head count and format in turn.
+    const CaseSpec spec = random_spec(kHeads[i % 16], kFormats[i / 16 % 4]);
+    SCOPED_TRACE(testing::Message() << spec);
+    const AttentionCase problem(spec);
+    const std::int64_t limit = random_limit(random_, problem, Path::topk_mqa);
+    SCOPED_TRACE(testing::Message() << "workspace limit " << limit);
+    cut += limit == kNoLimit ? 0 : 1;
+    const OutputBuffer result = run_on_gpu(problem, plan_topk(problem, limit));
+    const Comparison found = compare(problem, result, oracle_of(problem), tolerance_of(DType::bfloat16));
+    worst = std::max(worst, found.worst_row);
+    ASSERT_FALSE(found.failure.has_value()) << *found.failure;
+    ASSERT_FALSE(result.damage().has_value()) << *result.damage();
+  }
+  std::printf("%d cases, %d of them with less workspace: worst row %.2e\n", random_cases(), cut, worst);
+}
+
+TEST_F(TopkMqa, EndsOfTilesAndOfPositionBlocks) {
+  for (const std::int64_t heads : {1, 3, 8, 16, 40}) {
+    for (const std::int64_t rows : {65, 129}) {
+      for (const std::int64_t context : {0, 1, 63, 64}) {
+        CaseSpec some = spec(heads, {{rows, context}});
+        SCOPED_TRACE(testing::Message() << some);
+        const AttentionCase problem(some);
+        expect_oracle(problem, run_on_gpu(problem, plan_topk(problem)));
+      }
+    }
+  }
+}
+
+TEST_F(TopkMqa, AWidthThatIsNoMultipleOfAnything) {
+  for (const CacheFormat format : kFormats) {
+    CaseSpec some = spec(16, {{13, 2500}, {1, 2200}});
+    some.format = format;
+    some.rule = SelectionRule::kpool(2048, 4, true);
+    SCOPED_TRACE(testing::Message() << some);
+    ASSERT_EQ(some.rule.width(), 2051);
+    const AttentionCase problem(some);
+    expect_oracle(problem, run_on_gpu(problem, plan_topk(problem)));
+  }
+}
+
+TEST_F(TopkMqa, OneQueryAtTheEndOfALongContext) {
+  CaseSpec some = spec(16, {{1, (std::int64_t{1} << 17) - 1}});
+  some.page_size = 64;
+  some.width = 2048;
+  some.rule = SelectionRule::opaque(2048);
+  const AttentionCase problem(some);
+  expect_oracle(problem, run_on_gpu(problem, plan_topk(problem)));
+}
+
+TEST_F(TopkMqa, ASelectionOfNothing) {
+  CaseSpec some = spec(8, {{70, 30}, {1, 0}});
+  some.with_sink = true;
+  some.with_count = false;
+  const AttentionCase problem(some);
+  const CaseOnDevice on_device(problem);
+  const device::cuda::DeviceArray<std::int32_t> nothing(
+      std::vector<std::int32_t>(static_cast<std::size_t>(problem.tokens() * some.width), -1));
+  Inputs inputs = on_device.inputs();
+  inputs.selection.index = View<const std::int32_t>(nothing.data(), {problem.tokens(), some.width});
+  const Plan made = plan_topk(problem);
+  OutputBuffer result = problem.output_buffer();
+  const OutputsOnDevice outputs(result.outputs());
+  const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
+  workspace.fill(std::byte{0xff});
+  attend(made, on_device.weights(), inputs, outputs.get(),
+         {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
+  device::cuda::synchronize(Stream{});
+  outputs.bring_back();
+  for (std::int64_t token = 0; token < problem.tokens(); ++token) {
+    for (std::int64_t head = 0; head < some.geometry.num_heads; ++head) {
+      ASSERT_EQ(result.lse(token, head), -std::numeric_limits<float>::infinity());
+      for (std::int64_t i = 0; i < some.geometry.v_head_dim; ++i) {
+        ASSERT_EQ(result.out(token, head, i), 0.0);
+      }
+    }
+  }
+}
+
+// ---- bits -----------------------------------------------------------------------------------------------------------
+
+TEST_F(TopkMqa, BitsDoNotDependOnAnotherRequestsKeys) {
+  for (int i = 0; i < fewer_cases(); ++i) {
+    CaseSpec some = random_spec(kHeads[between(0, 12)], kFormats[between(0, 3)]);
+    some.requests = {{200, 100}, {65, 0}, {1, 300}};
+    some.rule = SelectionRule::lightning(100);
+    some.space = SelectionSpace::request_position;
+    some.repeat_page = false;
+    SCOPED_TRACE(testing::Message() << some);
+    const AttentionCase problem(some);
+    const OutputBuffer first = run_on_gpu(problem, plan_topk(problem));
+    const OutputBuffer second = run_on_gpu(problem, plan_topk(problem));
+    ASSERT_EQ(first.bits(), second.bits()) << "two runs differ";
+    AttentionCase spoilt(some);
+    spoilt.spoil(1);
+    const OutputBuffer beside = run_on_gpu(spoilt, plan_topk(spoilt));
+    ASSERT_EQ(first.bits(0, 200), beside.bits(0, 200)) << "a request with NaN keys spoils the one before it";
+    ASSERT_EQ(first.bits(265, 266), beside.bits(265, 266)) << "a request with NaN keys spoils the one after it";
+  }
+}
+
+/// Runs rows [begin, end) of a request as a batch of their own.
+void run_alone(const AttentionCase& problem, const CaseOnDevice& on_device, std::int64_t request, std::int64_t begin,
+               std::int64_t end, const Outputs& outputs) {
+  const RequestShape& shape = problem.spec().requests[static_cast<std::size_t>(request)];
+  const std::vector<std::int32_t> query_len = {static_cast<std::int32_t>(end - begin)};
+  const std::vector<std::int32_t> seq_len = {static_cast<std::int32_t>(shape.context_len + end)};
+  const Plan made = plan_on_gpu(problem, {query_len, seq_len, true}, Path::topk_mqa);
+  const device::cuda::DeviceArray<std::int32_t> query_start(std::vector<std::int32_t>{0, query_len[0]});
+  const device::cuda::DeviceArray<std::int32_t> lengths(seq_len);
+  const std::int64_t first = problem.begin_of(request) + begin;
+  const std::int64_t last = problem.begin_of(request) + end;
+  Inputs inputs = on_device.inputs();
+  inputs.q = inputs.q.slice(first, last);
+  inputs.requests = {View<const std::int32_t>(query_start.data(), {2}), View<const std::int32_t>(lengths.data(), {1}),
+                     inputs.requests.block_table.slice(request, request + 1)};
+  inputs.selection.index = inputs.selection.index.slice(first, last);
+  if (!inputs.selection.count.empty()) {
+    inputs.selection.count = inputs.selection.count.slice(first, last);
+  }
+  const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
+  workspace.fill(std::byte{0xff});
+  attend(made, on_device.weights(), inputs, {outputs.out.slice(first, last), outputs.lse.slice(first, last)},
+         {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
+  device::cuda::synchronize(Stream{});
+}
+
+TEST_F(TopkMqa, BitsDoNotDependOnTheBatchNorOnCutsAtMultiplesOf64) {
+  for (int i = 0; i < fewer_cases(); ++i) {
+    CaseSpec some = random_spec(kHeads[between(0, 12)], kFormats[between(0, 3)]);
+    some.requests = {{200, 100}, {257, 0}, {1, 300}};
+    some.space = SelectionSpace::request_position;
+    SCOPED_TRACE(testing::Message() << some);
+    const AttentionCase problem(some);
+    const OutputBuffer together = run_on_gpu(problem, plan_topk(problem));
+    const CaseOnDevice on_device(problem);
+    OutputBuffer apart = problem.output_buffer();
+    const OutputsOnDevice outputs(apart.outputs());
+    for (std::int64_t request = 0; request < 3; ++request) {
+      const RequestShape& shape = some.requests[static_cast<std::size_t>(request)];
+      for (std::int64_t begin = 0; begin < shape.query_len;) {
+        const std::int64_t cut = ((shape.context_len + begin) / 64 + between(1, 4)) * 64 - shape.context_len;
+        const std::int64_t end = std::min(shape.query_len, cut);
+        run_alone(problem, on_device, request, begin, end, outputs.get());
+        begin = end;
+      }
+    }
+    outputs.bring_back();
+    ASSERT_EQ(together.bits(), apart.bits());
+  }
+}
+
+TEST_F(TopkMqa, BitsDoNotDependOnTheWorkspace) {
+  for (int i = 0; i < fewer_cases(); ++i) {
+    const CaseSpec some = random_spec(kHeads[between(0, 12)], kFormats[between(0, 3)]);
+    SCOPED_TRACE(testing::Message() << some);
+    const AttentionCase problem(some);
+    const std::int64_t limit = random_limit(random_, problem, Path::topk_mqa);
+    ASSERT_EQ(run_on_gpu(problem, plan_topk(problem)).bits(), run_on_gpu(problem, plan_topk(problem, limit)).bits());
+  }
+}
+
+// ---- lengths that the host does not know ----------------------------------------------------------------------------
+
+/// All rows down topk_mqa, or as a router decides for which covered requests are cheaper down dense_mha.
+Plan plan_mixed(const AttentionCase& problem, const Batch& batch, bool mixed, std::int64_t limit = kNoLimit) {
+  Limits limits;
+  limits.workspace_bytes = limit;
+  limits.device.cuda = gpu();
+  Hints hints;
+  hints.profile = Profile::nominal_cuda();
+  hints.profile->name = "of this test";
+  hints.profile->mqa_gflops /= 4.0;
+  if (!mixed) {
+    hints.force = Path::topk_mqa;
+  }
+  return plan(problem.attention(), batch, limits, hints);
+}
+
+bool has_path(const Plan& made, Path path) {
+  return std::ranges::any_of(made.requests(), [&](const RequestPlan& request) {
+    return std::ranges::any_of(request.segments, [&](const Segment& segment) { return segment.path == path; });
+  });
+}
+
+class TopkMqaBounds : public TopkMqa, public testing::WithParamInterface<bool> {
+ protected:
+  CaseSpec bounded(std::vector<RequestShape> requests, CacheFormat format) {
+    CaseSpec some = spec(8, std::move(requests));
+    some.geometry.qk_nope_head_dim = 192;
+    some.geometry.v_head_dim = 256;
+    some.format = format;
+    some.rule = SelectionRule::lightning(200);
+    some.with_sink = true;
+    return some;
+  }
+};
+
+TEST_P(TopkMqaBounds, LengthsPlannedTooHighGiveTheExactAnswer) {
+  for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8_ds_mla}) {
+    const AttentionCase problem(bounded({{129, 40}, {64, 0}, {1, 600}, {5, 900}}, format));
+    const Batch exact = problem.batch();
+    for (std::int32_t more = 0; more <= 4; ++more) {
+      std::vector<std::int32_t> query_len(exact.query_len.begin(), exact.query_len.end());
+      std::vector<std::int32_t> seq_len(exact.seq_len_bound.begin(), exact.seq_len_bound.end());
+      for (std::size_t b = 0; b < seq_len.size(); ++b) {
+        seq_len[b] += more;
+        query_len[b] += b % 2 == 0 ? more : 0;  // the rest of them too many keys of context
+      }
+      const Plan made = plan_mixed(problem, {query_len, seq_len, false}, GetParam());
+      ASSERT_TRUE(has_path(made, Path::topk_mqa)) << made.explain();
+      ASSERT_EQ(has_path(made, Path::dense_mha), GetParam()) << made.explain();
+      SCOPED_TRACE(testing::Message() << more << " too many");
+      expect_oracle(problem, run_on_gpu(problem, made));
+    }
+  }
+}
+
+TEST_P(TopkMqaBounds, AGraphReplaysWithEverythingChanged) {
+  for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8}) {
+    const AttentionCase first(bounded({{129, 40}, {64, 0}, {1, 600}, {5, 900}}, format));
+    Batch bounds = first.batch();
+    bounds.exact = false;
+    Plan made = plan_mixed(first, bounds, GetParam());
+    const CaseOnDevice on_device(first);
+    OutputBuffer buffer = first.output_buffer();
+    const OutputsOnDevice outputs(buffer.outputs());
+    const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
+    const CapturedGraph graph([&](Stream stream) {
+      attend(made, on_device.weights(), on_device.inputs(), outputs.get(),
+             {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, stream);
+    });
+    graph.replay();
+    outputs.bring_back();
+    expect_oracle(first, buffer);
+
+    // Other weights, query, cache, block table and selection, and shorter lengths but for the last request's.
+    const AttentionCase second(bounded({{70, 33}, {63, 0}, {1, 300}, {5, 900}}, format));
+    Batch later = second.batch();
+    later.exact = false;
+    made.refresh(later);
+    on_device.replace(second);
+    graph.replay();
+    outputs.bring_back();
+    const auto oracle = oracle_of(second);
+    const Comparison found = compare(second, buffer, oracle, tolerance_of(DType::bfloat16));
+    ASSERT_FALSE(found.failure.has_value()) << *found.failure;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, TopkMqaBounds, testing::Bool(),
+                         [](const auto& mixed) { return mixed.param ? "mixed" : "forced"; });
+
+// ---- what is refused ------------------------------------------------------------------------------------------------
+
+std::string message_of(const AttentionCase& problem, const Inputs& inputs) {
+  const Plan made = plan_topk(problem);
+  const CaseOnDevice on_device(problem);
+  OutputBuffer result = problem.output_buffer();
+  const OutputsOnDevice outputs(result.outputs());
+  const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
+  try {
+    attend(made, on_device.weights(), inputs, outputs.get(),
+           {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(TopkMqa, RefusesWhatItHasNoRoomForOrCannotRead) {
+  CaseSpec some = spec(4, {{5, 200}});
+  some.rule = SelectionRule::lightning(100);
+  const AttentionCase problem(some);
+  const CaseOnDevice on_device(problem);
+  Inputs inputs = on_device.inputs();
+  inputs.selection.index = View<const std::int32_t>(inputs.selection.index.data(), 2, {5, 129, 0, 0}, {100, 1, 0, 0});
+  EXPECT_NE(message_of(problem, inputs).find("at most 128 columns"), std::string::npos) << message_of(problem, inputs);
+  inputs = on_device.inputs();
+  inputs.q = ConstAnyView(inputs.q.data(), DType::bfloat16, 3, inputs.q.shape(), {4 * 128, 124, 1, 0});
+  EXPECT_EQ(message_of(problem, inputs).rfind("q: ", 0), 0U) << message_of(problem, inputs);
+}
+
+TEST_F(TopkMqa, OtherGeometriesAreRefusedWithTheReason) {
+  CaseSpec some = spec(2, {{4, 0}});
+  some.geometry.kv_lora_rank = 256;
+  const AttentionCase problem(some);
+  try {
+    static_cast<void>(plan_topk(problem));
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("kv_lora_rank of 512"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace headrace::test
