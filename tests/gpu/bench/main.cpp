@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gpu_bench [attend]: what attend takes on the GPU, and what the kernels around flash attention take beside what their
-// bytes or FLOPs must take.
+// gpu_bench [attend|topk]: what attend takes on the GPU, what top-k MQA does, and what the kernels around flash
+// attention take beside what their bytes or FLOPs must take.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -186,17 +186,22 @@ void bench_products(const Bench& bench) {
   }
 }
 
-/// With `attend`, only what a step as a whole takes. @return false where a result is wrong
-bool run(bool only_attend) {
+/// @param only  `attend`: what a step as a whole takes; `topk`: top-k MQA; else everything
+/// @return false where a result is wrong
+bool run(const std::string& only) {
   const auto gpu = device::cuda::probe(0);
   fmt::print("{}, {} multiprocessors, L2 {} MiB, driver for CUDA {}, runtime {}\n", gpu.name, gpu.multiprocessors,
              gpu.l2_bytes >> 20, gpu.driver_version, gpu.runtime_version);
   device::cuda::make_current(0);
   const Bench bench;
-  if (!bench::bench_attend(bench)) {
+  if (only != "topk" && !bench::bench_attend(bench)) {
     return false;
   }
-  if (only_attend) {
+  if (only == "attend") {
+    return true;
+  }
+  bench::bench_topk(bench);
+  if (only == "topk") {
     return true;
   }
   for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
@@ -224,7 +229,7 @@ int main(int argc, char** argv) {
       fmt::print("gpu_bench: there is no GPU here\n");
       return 1;
     }
-    return headrace::run(argc > 1 && std::string(argv[1]) == "attend") ? 0 : 1;
+    return headrace::run(argc > 1 ? argv[1] : "") ? 0 : 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "gpu_bench: {}\n", error.what());
     return 1;
