@@ -230,6 +230,10 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   }
   const attention::Call call{plan, weights, inputs, outputs};
   const attention::DevicePasses& passes = *plan.device_passes();
+  const bool has_mqa = !passes.mqa.tables.passes.stages.empty();
+  if (has_mqa) {
+    attention::MqaSm90::validate(call, passes.mqa.tables.tokens);
+  }
   for (const bool masked : {false, true}) {
     const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
     if (!tables.passes.passes.empty()) {
@@ -237,7 +241,7 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
     }
   }
   const auto& [extents, tables] = passes.mqa;
-  if (!tables.passes.stages.empty()) {
+  if (has_mqa) {
     attention::mqa_path().run(call, extents, tables, attention::Arena(workspace), stream);
   }
 }

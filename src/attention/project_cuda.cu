@@ -16,11 +16,16 @@ ProductShape up_shape(const Geometry& g) {
 }
 
 ProductShape absorb_shape(const Geometry& g) {
-  return {.columns = g.kv_lora_rank, .inner = g.qk_nope_head_dim, .batch = g.num_heads};
+  return {.columns = g.kv_lora_rank, .inner = g.qk_nope_head_dim, .batch = g.num_heads, .split_sums = false};
 }
 
 ProductShape values_shape(const Geometry& g, DType out) {
-  return {.columns = g.v_head_dim, .inner = g.kv_lora_rank, .batch = g.num_heads, .b_transposed = true, .out = out};
+  return {.columns = g.v_head_dim,
+          .inner = g.kv_lora_rank,
+          .batch = g.num_heads,
+          .b_transposed = true,
+          .out = out,
+          .split_sums = false};
 }
 
 /// The first `columns` of every head's row. AnyView or View.

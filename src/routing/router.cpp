@@ -53,9 +53,9 @@ std::string describe_rows(std::int64_t begin, std::int64_t end) {
 /// Why the chosen option is the one: it is the only one, or the fastest of those that can run.
 template <class Options>
 std::string why(const Options& options) {
-  const auto able =
-      std::count_if(options.begin(), options.end(), [](const auto& option) { return option.unmet.empty(); });
-  return able == 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
+  const auto able = std::count_if(options.begin(), options.end(),
+                                  [](const auto& option) { return option.unmet.empty() && option.caveat.empty(); });
+  return able <= 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
 }
 
 /// What a path may take: the limit, or the default where none is set.
@@ -114,23 +114,28 @@ std::int64_t Router::budget() const noexcept { return budget_of(limits_); }
 
 std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
   const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
-  const attention::Extents extents{
-      .rows = 1, .request_rows = 1, .keys = keys, .total_keys = keys, .requests = 1, .threads = threads_};
+  // One row at once, in whatever company the request is.
+  const attention::Extents extents{.rows = 1,
+                                   .request_rows = 1,
+                                   .keys = keys,
+                                   .total_keys = keys,
+                                   .requests = std::ssize(batch_.query_len),
+                                   .other_rows = 1,
+                                   .threads = threads_};
   return algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
 }
 
 Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end) const {
   const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
-  Option option{.path = path, .predicted_ms = 0.0, .unmet = {}};
+  Option option{.path = path, .predicted_ms = 0.0, .unmet = {}, .caveat = {}};
   option.unmet = algorithm.unmet_requirements(attention_, begin, end, batch_.exact);
   const std::int64_t least = least_bytes(path, end);
   if (least > limits_.workspace_bytes) {
     option.unmet.push_back(fmt::format("it needs at least {} bytes of workspace for {} keys, the limit is {}", least,
                                        end, limits_.workspace_bytes));
   }
-  const bool nominal = profile_.name == nominal_profile(attention_, limits_.device).name;
-  if (std::string caveat = algorithm.caveat(); nominal && !caveat.empty() && hints_.force != path) {
-    option.unmet.push_back(std::move(caveat));
+  if (profile_.name == nominal_profile(attention_, limits_.device).name && hints_.force != path) {
+    option.caveat = algorithm.caveat();
   }
   if (option.unmet.empty()) {
     const attention::Extents extents{.rows = end - begin,
@@ -180,10 +185,12 @@ void Router::route_forced(RequestPlan& plan, const std::array<Option, 3>& option
 void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& options) const {
   const std::int64_t begin = plan.context_len;
   const std::int64_t end = begin + plan.query_len;
+  // One with a caveat only where nothing else can run.
   const auto cheapest = [](const std::array<Option, 3>& of) {
+    const auto rank = [](const Option& option) { return std::pair(!option.caveat.empty(), option.predicted_ms); };
     const Option* best = nullptr;
     for (const Option& option : of) {
-      if (option.unmet.empty() && (best == nullptr || option.predicted_ms < best->predicted_ms)) {
+      if (option.unmet.empty() && (best == nullptr || rank(option) < rank(*best))) {
         best = &option;
       }
     }
@@ -247,6 +254,9 @@ void Router::list_alternatives(RequestPlan& plan, const std::array<Option, 3>& o
   for (const Option& option : options) {
     if (option.path != plan.path) {
       plan.alternatives.push_back({option.path, option.predicted_ms, option.unmet});
+      if (option.unmet.empty() && !option.caveat.empty()) {
+        plan.alternatives.back().unmet.push_back(option.caveat);
+      }
     }
   }
 }

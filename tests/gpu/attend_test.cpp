@@ -80,7 +80,9 @@ TEST_P(Attend, EqualsTheOracle) {
     const std::int64_t limit = random_limit(random_, problem, GetParam());
     SCOPED_TRACE(testing::Message() << "workspace limit " << limit);
     cut += limit == kNoLimit ? 0 : 1;
-    const OutputBuffer result = run_on_gpu(problem, plan_on_gpu(problem, problem.batch(), GetParam(), limit));
+    const Plan made = plan_on_gpu(problem, problem.batch(), GetParam(), limit);
+    ASSERT_LE(made.workspace_bytes(), limit);
+    const OutputBuffer result = run_on_gpu(problem, made);
     const Comparison found = compare(problem, result, problem.oracle(), tolerance_of(DType::bfloat16));
     worst = std::max(worst, found.worst_row);
     ASSERT_FALSE(found.failure.has_value()) << *found.failure;

@@ -125,7 +125,9 @@ TEST_F(TopkMqa, EqualsTheOracle) {
     const std::int64_t limit = random_limit(random_, problem, Path::topk_mqa);
     SCOPED_TRACE(testing::Message() << "workspace limit " << limit);
     cut += limit == kNoLimit ? 0 : 1;
-    const OutputBuffer result = run_on_gpu(problem, plan_topk(problem, limit));
+    const Plan made = plan_topk(problem, limit);
+    ASSERT_LE(made.workspace_bytes(), limit);
+    const OutputBuffer result = run_on_gpu(problem, made);
     const Comparison found = compare(problem, result, oracle_of(problem), tolerance_of(DType::bfloat16));
     worst = std::max(worst, found.worst_row);
     ASSERT_FALSE(found.failure.has_value()) << *found.failure;

@@ -56,7 +56,7 @@ struct Problem {
   std::vector<PathRows> rows;
   std::vector<TileReference> tiles;
   std::int64_t group = 1;
-  std::int64_t keys_bound = 0;  // less than there are: more windows
+  std::int64_t window_keys = 0;
 
   [[nodiscard]] std::int64_t requests() const { return length(seq_len); }
   [[nodiscard]] std::int64_t tokens() const { return length(index) / row_stride; }
@@ -68,8 +68,8 @@ struct Problem {
 inline void PrintTo(const Problem& p,
                     std::ostream* stream) {  // NOLINT(readability-identifier-naming): GoogleTest's name
   *stream << p.rule.to_string() << (p.space == SelectionSpace::cache_slot ? ", slots" : ", positions") << ", group "
-          << p.group << ", keys_bound " << p.keys_bound << ", width " << p.width << ", strides " << p.row_stride << '/'
-          << p.column_stride << ", page size " << p.page_size << ", counts " << !p.count.empty()
+          << p.group << ", window_keys " << p.window_keys << ", width " << p.width << ", strides " << p.row_stride
+          << '/' << p.column_stride << ", page size " << p.page_size << ", counts " << !p.count.empty()
           << ", requests (tokens from, keys, rows)";
   for (std::size_t b = 0; b < p.seq_len.size(); ++b) {
     *stream << ' ' << p.query_start[b] << '/' << p.seq_len[b] << '/' << p.rows[b].begin << '-' << p.rows[b].end;
@@ -267,7 +267,9 @@ class ProblemOnDevice {
     pass_.rows = View<const PathRows>(rows_.data(), {p.requests()});
     pass_.tiles = View<const TileReference>(references_.data(), {length(p.tiles)});
     pass_.group = p.group;
-    pass_.keys_bound = p.keys_bound;
+    pass_.tokens = p.tokens();
+    pass_.keys_bound = kHuge;
+    pass_.window_keys = p.window_keys;
     pass_.lists = {View<UnionTile>(tiles_.data(), {length(p.tiles)}),
                    View<std::int32_t>(keys_.data(), {length(p.tiles), capacity}),
                    View<std::uint64_t>(masks_.data(), {length(p.tiles), capacity / kKeyBlock, p.group})};
@@ -461,7 +463,7 @@ inline Problem random_problem(Random& random, SelectionSpace space, std::int64_t
   p.rule = random_rule(random);
   p.space = space;
   p.group = group;
-  p.keys_bound = 1 << random.below(18);
+  p.window_keys = random.chance(0.3) ? 0 : 1 << random.below(18);
   p.query_start.push_back(0);
   for (const Shape& shape : shapes) {
     p.query_start.push_back(p.query_start.back() + static_cast<std::int32_t>(shape.query_len));

@@ -173,6 +173,8 @@ TEST(GpuUnionListSizes, NeedNoSelectionWhereAllIsCovered) {
   pass.rows = View<const PathRows>(rows.data(), {1});
   pass.tiles = View<const TileReference>(references.data(), {2});
   pass.group = 8;
+  pass.tokens = 3;
+  pass.keys_bound = 66;
   pass.lists = {View<UnionTile>(tiles.data(), {2}), View<std::int32_t>(keys.data(), {2, 128}),
                 View<std::uint64_t>(masks.data(), {2, 2, 8})};
   const device::cuda::OwnedStream stream;
@@ -222,6 +224,8 @@ TEST(GpuUnionListAddresses, PassSixteenGigabytes) {
   pass.rows = View<const PathRows>(rows.data(), {1});
   pass.tiles = View<const TileReference>(references.data(), {kRows});
   pass.group = 1;
+  pass.tokens = kRows;
+  pass.keys_bound = 200 + kRows;
   pass.lists = {View<UnionTile>(tiles.data(), {kRows}), View<std::int32_t>(keys.data(), {kRows, kStride}),
                 View<std::uint64_t>(masks.data(), {kRows, kStride / kKeyBlock, 1})};
   const device::cuda::OwnedStream stream;

@@ -17,15 +17,16 @@
 //   Q            64 x 576 x 2                   73,728
 //   K, twice     64 x 576 x 2                  147,456   V is the first 512 columns of K
 //   P            64 x 64 x 2                     8,192   one buffer: who reads it writes it next
-//   maxima, sums, barriers, the queue            1,500
-//                                              230,876   (d_qk 512: 206,300)
+//   maxima, sums, barriers, the queue            1,456
+//                                              230,832   (d_qk 512: 206,256), rounded up to whole KiB
 // A buffer of K is given back in halves, so that the left half is filled again while the right one is still read.
 // Registers of a thread: 128 of output, 32 of scores, 16 of weights; 216 for the two groups and 72 for the third, or
 // 208 and 88 where it keeps codes.
 //
 // Floor of a block of keys: 2 x 64 x 64 x (d_qk + 512) FLOPs are 2176 cycles of the tensor cores at 576, 2048 at 512.
 // Beside them shared memory moves (A and B of S: 4 KiB for each 16 columns, 1152 cycles at 576; V and P: 576; the
-// copies into it: 576) 2304 cycles, so that the kernel lies on both limits; from L2 come 34 bytes a cycle.
+// copies into it: 576) 2304 cycles, so that the kernel lies on both limits; 34 bytes a cycle come from L2, which may
+// give less and then is the third.
 //
 // Which keys a row attends to is in the lists' masks. A key outside the cache, and what fills the last block up, is
 // zeroed, not only masked: 0 * NaN is NaN.

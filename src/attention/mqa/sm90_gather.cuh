@@ -30,34 +30,44 @@ __device__ inline TileWork describe(const Params& p, std::int32_t index) {
   return work;
 }
 
-/// The row of a request's key, or null: a position of -1, or one whose page lies outside the cache or the block table,
-/// or that the converted rows do not reach to.
-__device__ inline const std::byte* key_row(const KeyRows& keys, std::int32_t request, std::int32_t position) {
-  if (position < 0) {
-    return nullptr;
-  }
-  if (keys.block_table == nullptr) {
-    const std::int64_t row = __ldg(keys.first_row + request) + position;
-    return row < keys.num_rows ? keys.data + row * keys.row_stride : nullptr;
-  }
-  const auto page_size = static_cast<std::uint32_t>(keys.page_size);
-  const std::uint32_t block = static_cast<std::uint32_t>(position) / page_size;
-  if (block >= keys.table_width) {
-    return nullptr;
-  }
-  const std::int64_t page = __ldg(keys.block_table + request * keys.table_row_stride + block * keys.table_stride);
-  if (page < 0 || page >= keys.num_pages) {
-    return nullptr;
-  }
-  return keys.data + page * keys.page_stride + static_cast<std::uint32_t>(position) % page_size * keys.row_stride;
-}
-
 /// Eight threads of the producer copy a row of a column block; sixteen rows at once, four times.
 inline constexpr int kRowsAtOnce = kWarpGroup / kChunks;
 inline constexpr int kRowsAThread = kRows / kRowsAtOnce;
 
 /// Rows of memory that belong to a thread's rows of a tile; null: zeros.
 using SourceRows = const std::byte* [kRowsAThread];
+
+/// Finds the rows of a request's keys at some positions. A row is null where there is none: a position of -1, one whose
+/// page lies outside the cache or the block table, or one that the converted rows do not reach to. The pages are read
+/// side by side, for each takes as long as all.
+__device__ inline void find_rows(const KeyRows& keys, std::int32_t request,
+                                 const std::int32_t (&positions)[kRowsAThread], SourceRows& rows) {
+  if (keys.block_table == nullptr) {
+    const std::int64_t first = __ldg(keys.first_row + request);
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      const std::int64_t row = first + positions[i];
+      rows[i] = positions[i] >= 0 && row < keys.num_rows ? keys.data + row * keys.row_stride : nullptr;
+    }
+    return;
+  }
+  const auto page_size = static_cast<std::uint32_t>(keys.page_size);
+  const std::int32_t* table = keys.block_table + request * keys.table_row_stride;
+  std::int32_t pages[kRowsAThread];
+#pragma unroll
+  for (int i = 0; i < kRowsAThread; ++i) {
+    const std::uint32_t block = static_cast<std::uint32_t>(max(positions[i], 0)) / page_size;
+    const bool exists = positions[i] >= 0 && block < keys.table_width;
+    pages[i] = exists ? __ldg(table + block * keys.table_stride) : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsAThread; ++i) {
+    const std::uint32_t in_page = static_cast<std::uint32_t>(max(positions[i], 0)) % page_size;
+    rows[i] = pages[i] >= 0 && pages[i] < keys.num_pages
+                  ? keys.data + pages[i] * keys.page_stride + in_page * keys.row_stride
+                  : nullptr;
+  }
+}
 
 /// Copies the thread's 16 bytes of each of its rows of a column block.
 __device__ inline void copy_column_block(std::byte* to, const SourceRows& rows, int offset) {
@@ -123,7 +133,7 @@ class KeyCopies {
     for (int i = 0; i < kRowsAThread; ++i) {
 #pragma unroll
       for (int c = kFirst; c < kEnd; ++c) {
-        if constexpr (kGroups && kFirst >= kLatentBlocks) {
+        if (kGroups && c >= kLatentBlocks) {
           rope_[i] = rows[i] == nullptr
                          ? uint4{}
                          : __ldg(reinterpret_cast<const uint4*>(rows[i] + cache::kRopeOffset) + place_.chunk);
@@ -133,9 +143,9 @@ class KeyCopies {
                                       : __ldg(reinterpret_cast<const uint2*>(rows[i] + c * kColumns) + place_.chunk);
         }
       }
-      if constexpr (kGroups && kFirst < kLatentBlocks) {
+      if constexpr (kGroups) {
 #pragma unroll
-        for (int g = 0; g < (kEnd - kFirst) / kBlocksAGroup; ++g) {
+        for (int g = 0; g < kHalfGroups; ++g) {
           scales_[g][i] =
               rows[i] == nullptr
                   ? 0.0F
@@ -151,7 +161,7 @@ class KeyCopies {
 #pragma unroll
       for (int i = 0; i < kRowsAThread; ++i) {
         uint4 values;
-        if constexpr (kGroups && kFirst >= kLatentBlocks) {
+        if (kGroups && c >= kLatentBlocks) {
           values = rope_[i];
         } else {
           cache::cuda::LaneValues<cache::cuda::E4m3> codes;
@@ -173,7 +183,7 @@ class KeyCopies {
   static constexpr int kBlocksAGroup = static_cast<int>(cache::kScaleGroupSize) / kColumns;
   static constexpr int kHalfGroups = kHalfBlocks / kBlocksAGroup;
 
-  uint2 codes_[kHalfBlocks][kRowsAThread];
+  uint2 codes_[kHalfBlocks + 1][kRowsAThread];  ///< the rope key's last, where it is quantised
   uint4 rope_[kGroups ? kRowsAThread : 1];
   float scales_[kGroups ? kHalfGroups : 1][kRowsAThread];
   float scale_;
@@ -244,34 +254,33 @@ class Producer {
 
   __device__ void load_keys(const TileWork& work) {
     const std::int32_t* list = p_.list + work.index * p_.capacity + place_.row;
-    SourceRows rows;
-    const auto find = [&](int block) {
+    // Positions are read two blocks ahead, their pages one.
+    std::int32_t positions[kRowsAThread];
+    const auto read_positions = [&](int block) {
 #pragma unroll
       for (int i = 0; i < kRowsAThread; ++i) {
-        rows[i] = key_row(p_.keys, work.request, __ldg(list + block * kKeys + i * kRowsAtOnce));
+        positions[i] = block < work.blocks ? __ldg(list + block * kKeys + i * kRowsAtOnce) : -1;
       }
     };
+    SourceRows rows;
     KeyCopies<kFormat> copies(p_.keys, place_);
-    find(0);
+    read_positions(0);
+    find_rows(p_.keys, work.request, positions, rows);
+    read_positions(1);
     copies.template fetch<0, kHalfBlocks>(rows);
     for (int block = 0; block < work.blocks; ++block) {
       const int b = block % 2;
       Barrier::wait(&smem_.empty_k[b][0], k_phase_[b] ^ 1U);
       copies.template store<0, kHalfBlocks>(smem_.k[b], rows);
       copies.arrive(smem_.full_k[b][0]);
-      copies.template fetch<kHalfBlocks, kLatentBlocks>(rows);
+      copies.template fetch<kHalfBlocks, kQk / kColumns>(rows);
       Barrier::wait(&smem_.empty_k[b][1], k_phase_[b] ^ 1U);
-      copies.template store<kHalfBlocks, kLatentBlocks>(smem_.k[b], rows);
-      if constexpr (kQk > kRank) {
-        copies.template fetch<kLatentBlocks, kLatentBlocks + 1>(rows);
-        copies.template store<kLatentBlocks, kLatentBlocks + 1>(smem_.k[b], rows);
-      }
+      copies.template store<kHalfBlocks, kQk / kColumns>(smem_.k[b], rows);
       copies.arrive(smem_.full_k[b][1]);
       k_phase_[b] ^= 1U;
-      if (block + 1 < work.blocks) {
-        find(block + 1);
-        copies.template fetch<0, kHalfBlocks>(rows);
-      }
+      find_rows(p_.keys, work.request, positions, rows);
+      read_positions(block + 2);
+      copies.template fetch<0, kHalfBlocks>(rows);
     }
   }
 

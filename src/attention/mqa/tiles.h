@@ -19,14 +19,17 @@ inline constexpr std::int64_t kKeyBlock = 64;
 /// No tile reaches over a multiple of this position, so that prompts may be cut there without a change of bits.
 inline constexpr std::int64_t kPositionBlock = 64;
 
-/// Neighbouring queries that share a tile: as many as its rows hold all heads of, and at least one.
-[[nodiscard]] HEADRACE_HOST_DEVICE constexpr std::int64_t group_of(std::int64_t heads) noexcept {
-  return heads < kTileRows ? kTileRows / heads : 1;
-}
-
 /// Tiles that a position block has: tile u of a request starts at position kPositionBlock * (u / n) + group * (u % n).
 [[nodiscard]] HEADRACE_HOST_DEVICE constexpr std::int64_t tiles_a_block(std::int64_t group) noexcept {
   return (kPositionBlock + group - 1) / group;
+}
+
+/// Neighbouring queries that share a tile: at least one, and no more than the tile's rows hold all heads of. Of three
+/// heads 21 would fit, in four tiles a position block; then each may as well have 16.
+[[nodiscard]] HEADRACE_HOST_DEVICE constexpr std::int64_t group_of(std::int64_t heads) noexcept {
+  const std::int64_t most = heads < kTileRows ? kTileRows / heads : 1;
+  const std::int64_t tiles = tiles_a_block(most);
+  return (kPositionBlock + tiles - 1) / tiles;
 }
 
 /// The tile that holds a position.

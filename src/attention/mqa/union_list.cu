@@ -13,7 +13,7 @@
 //      that one wrote. A single row has every key of its list: no key is tested.
 // A row's selection is read once for each window.
 // Shared memory: stages of 16 KB, and a bitmap of the longest request's keys for each row of a group, 96 KB at most: 5
-// blocks a multiprocessor (registers allow no more) while the bitmaps take no more than 29 KB, as those of 8 rows and
+// blocks a multiprocessor (registers allow no more) while the bitmaps take no more than 27 KB, as those of 8 rows and
 // 16,384 keys do; 2 at worst. The rows that a tile really has share the bitmaps. Lanes of a warp read neighbouring
 // words of one row: no pitch is needed.
 //
@@ -64,6 +64,7 @@ struct UnionParams {
   std::int64_t capacity;
   std::int32_t group;
   std::int32_t bitmap_words;
+  std::int32_t keys_bound;
 };
 
 /// A tile and where its list goes. It lies in shared memory: reading selections takes most registers.
@@ -111,7 +112,7 @@ __device__ Tile find_tile(const UnionParams& p) {
           static_cast<std::int32_t>(begin + to_token),
           static_cast<std::int32_t>(begin),
           rows,
-          static_cast<std::int32_t>(kSlots ? seq_len : end),
+          static_cast<std::int32_t>(kSlots ? min(seq_len, std::int64_t{p.keys_bound}) : end),
           p.bitmap_words / rows,
           keys,
           masks};
@@ -371,12 +372,14 @@ void load_union_lists() {
 }
 
 void build_union_lists(const UnionPass& pass, Stream stream) {
-  const SelectedKeys selected(pass.rule, pass.selection, pass.requests, pass.page_map, pass.page_size);
+  SelectedKeys selected(pass.rule, pass.selection, pass.requests, pass.page_map, pass.page_size);
+  selected.tokens = std::min(selected.tokens, pass.tokens);
   validate(pass);
   if (pass.tiles.dim(0) == 0) {
     return;
   }
-  const std::int64_t words = (pass.keys_bound + kWordBits - 1) / kWordBits;
+  const std::int64_t window = pass.window_keys > 0 ? pass.window_keys : pass.keys_bound;
+  const std::int64_t words = (window + kWordBits - 1) / kWordBits;
   const std::int64_t bytes = std::clamp<std::int64_t>(pass.group * words * 4, kLeastBytes, kMostBytes);
   const UnionParams params{
       .selected = selected,
@@ -388,6 +391,7 @@ void build_union_lists(const UnionPass& pass, Stream stream) {
       .capacity = pass.lists.keys.dim(1),
       .group = static_cast<std::int32_t>(pass.group),
       .bitmap_words = static_cast<std::int32_t>(bytes) / static_cast<std::int32_t>(sizeof(std::uint32_t)),
+      .keys_bound = static_cast<std::int32_t>(pass.keys_bound),
   };
   const Kernel kernel = kernel_for(selected.is_vector(), pass.selection.space == SelectionSpace::cache_slot);
   device::cuda::allow_shared_memory(kernel, kMostBytes);

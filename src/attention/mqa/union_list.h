@@ -52,7 +52,9 @@ struct UnionPass {
   View<const PathRows> rows;        ///< [B]
   View<const TileReference> tiles;  ///< [tiles]
   std::int64_t group = 0;           ///< rows a tile, 1 to 64
-  std::int64_t keys_bound = 0;      ///< that no request is longer than; shared memory is asked for by it
+  std::int64_t tokens = 0;          ///< T: rows of tokens beyond are no rows, whatever the lengths say
+  std::int64_t keys_bound = 0;      ///< no request has more keys
+  std::int64_t window_keys = 0;     ///< keys of a row that are dealt with at once; 0: as many as shared memory allows
   UnionLists lists;
   cuda::PageMap page_map;      ///< cache_slot space only
   std::int64_t page_size = 0;  ///< likewise

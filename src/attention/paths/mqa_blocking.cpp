@@ -153,7 +153,8 @@ Work count_mqa_work(const Attention& attention, std::int64_t begin, std::int64_t
   const auto rows = static_cast<double>(end - begin);
   const std::int64_t group = group_of(attention);
   const auto tile_rows = static_cast<double>(std::min(group, end - begin));
-  const double tiles = rows / tile_rows;
+  const double tiles_a_row = static_cast<double>(mqa::tiles_a_block(group)) / static_cast<double>(mqa::kPositionBlock);
+  const double tiles = std::max(rows * tiles_a_row, rows / tile_rows);
 
   // Rows select every key until the rule's width is reached, and a tile walks over those of its last row. From then on
   // they select so many, of which neighbours share most.

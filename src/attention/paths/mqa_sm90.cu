@@ -23,24 +23,6 @@ void expect_chunks(const char* name, const ConstAnyView& view) {
   }
 }
 
-void validate(const Call& call, std::int64_t most_tokens) {
-  const Inputs& inputs = call.inputs;
-  expect_chunks("q", inputs.q);
-  expect_chunks("out", call.outputs.out);
-  if (inputs.q.dim(0) > most_tokens) {
-    throw Error("q", "at most the " + std::to_string(most_tokens) + " tokens that the plan was made for",
-                std::to_string(inputs.q.dim(0)));
-  }
-  const SelectionRule& rule = call.plan.attention().rule;
-  const std::optional<std::int64_t> columns = most_columns(rule);
-  if (columns && !inputs.selection.index.empty() && inputs.selection.index.dim(1) > *columns) {
-    throw Error("selection.index",
-                "at most " + std::to_string(*columns) + " columns, for " + rule.to_string() + " needs " +
-                    std::to_string(rule.width()),
-                std::to_string(inputs.selection.index.dim(1)));
-  }
-}
-
 /// One call.
 class MqaRun {
  public:
@@ -147,6 +129,7 @@ class MqaRun {
          .rows = View<const mqa::PathRows>(tables_.rows, {requests_}),
          .tiles = View<const mqa::TileReference>(tables_.tiles + slice.first_tile, {slice.num_tiles}),
          .group = memory_.group,
+         .tokens = q_.dim(0),
          .keys_bound = slice.keys,
          .lists = lists,
          .page_map = map_,
@@ -243,8 +226,25 @@ MqaPasses MqaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> row
                          {.tiles = blocking.query_slice / group, .keys = blocking.context_block});
 }
 
+void MqaSm90::validate(const Call& call, std::int64_t tokens) {
+  const Inputs& inputs = call.inputs;
+  expect_chunks("q", inputs.q);
+  expect_chunks("out", call.outputs.out);
+  if (inputs.q.dim(0) > tokens) {
+    throw Error("q", "at most the " + std::to_string(tokens) + " tokens that the plan was made for",
+                std::to_string(inputs.q.dim(0)));
+  }
+  const SelectionRule& rule = call.plan.attention().rule;
+  const std::optional<std::int64_t> columns = most_columns(rule);
+  if (columns && !inputs.selection.index.empty() && inputs.selection.index.dim(1) > *columns) {
+    throw Error("selection.index",
+                "at most " + std::to_string(*columns) + " columns, for " + rule.to_string() + " needs " +
+                    std::to_string(rule.width()),
+                std::to_string(inputs.selection.index.dim(1)));
+  }
+}
+
 void MqaSm90::run(const Call& call, const Extents& extents, const MqaTables& tables, Arena arena, Stream stream) const {
-  validate(call, tables.tokens);
   MqaRun(call, extents, tables, arena, stream).run();
 }
 

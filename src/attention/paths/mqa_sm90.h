@@ -38,6 +38,8 @@ class MqaSm90 final : public PathAlgorithm {
                                          std::int64_t budget) const override;
 
   [[nodiscard]] MqaPasses plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const;
+  /// Throws Error where inputs do not suit this path. @param tokens  of the batch the plan was made for, at most
+  static void validate(const Call& call, std::int64_t tokens);
   /// @param extents  those the plan's workspace was sized for
   void run(const Call& call, const Extents& extents, const MqaTables& tables, Arena arena, Stream stream) const;
   /// Loads the kernels, which a first call that is captured must not do.

@@ -132,6 +132,7 @@ class Data {
             .rows = View<const PathRows>(rows_.data(), {1}),
             .tiles = tiles,
             .group = group,
+            .tokens = step_.queries,
             .keys_bound = step_.keys(),
             .lists = lists,
             .page_map = {},
