@@ -89,7 +89,9 @@ class OutputOnDevice {
   }
   void bring_back() const {
     const std::vector<T> values = memory_.download();
-    std::memcpy(static_cast<void*>(host_.data()), values.data(), values.size() * sizeof(T));
+    if (!values.empty()) {
+      std::memcpy(static_cast<void*>(host_.data()), values.data(), values.size() * sizeof(T));
+    }
   }
 
  private:
