@@ -403,6 +403,23 @@ TEST_F(TopkMqa, RefusesWhatItHasNoRoomForOrCannotRead) {
   EXPECT_EQ(message_of(problem, inputs).rfind("q: ", 0), 0U) << message_of(problem, inputs);
 }
 
+TEST_F(TopkMqa, IsChosenByNominalRatesOnlyWhereNothingElseCanRun) {
+  CaseSpec some = spec(4, {{5, 200}});
+  some.geometry = {4, 512, 64, 64, 128};  // the MHA kernel is compiled for 128/128
+  const AttentionCase both(some);
+  const Plan without = plan_on_gpu(both, both.batch(), std::nullopt);
+  EXPECT_EQ(without.requests()[0].path, Path::masked_mha);
+  const auto& alternatives = without.requests()[0].alternatives;
+  const auto topk = std::ranges::find(alternatives, Path::topk_mqa, &Alternative::path);
+  ASSERT_NE(topk, alternatives.end());
+  ASSERT_EQ(topk->unmet.size(), 1U);
+  EXPECT_NE(topk->unmet[0].find("has not been measured"), std::string::npos) << topk->unmet[0];
+
+  some.geometry.v_head_dim = 64;
+  const AttentionCase only(some);
+  EXPECT_EQ(plan_on_gpu(only, only.batch(), std::nullopt).requests()[0].path, Path::topk_mqa);
+}
+
 TEST_F(TopkMqa, OtherGeometriesAreRefusedWithTheReason) {
   CaseSpec some = spec(2, {{4, 0}});
   some.geometry.kv_lora_rank = 256;
