@@ -185,7 +185,7 @@ struct Product::State {
 
   /// The heuristic's best algorithm for a range that runs at both its ends.
   cublasLtMatmulAlgo_t choose(const RowRange& range, std::int64_t first) {
-    Preference preference(shape.split_sums ? range.sums : CUBLASLT_REDUCTION_SCHEME_NONE);
+    Preference preference(shape.split_sums ? range.sums : std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
     Layouts m = layouts(shape, range.chosen_for, contiguous(shape));
     std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found{};
     int count = 0;
