@@ -15,6 +15,7 @@
 #include "captured_graph.h"
 #include "device/cuda/memory.h"
 #include "on_device.h"
+#include "random_rule.h"
 #include "support/attention_case.h"
 #include "support/errors.h"
 #include "support/random.h"
@@ -185,19 +186,6 @@ void compare_masks(const test::AttentionCase& problem, const Spans& spans, std::
     ASSERT_EQ(built[at(i)], expected[at(i)])
         << "tile " << i / kMaskWords / spans.rows << " of " << tiles << ", row " << i / kMaskWords % spans.rows
         << " of " << spans.rows << ", word " << i % kMaskWords << "; key tile " << key_tile << "; " << problem.spec();
-  }
-}
-
-SelectionRule random_rule(test::Random& random) {
-  switch (random.below(4)) {
-    case 0:
-      return SelectionRule::lightning(1 + random.below(150));
-    case 1: {
-      const std::int64_t pool = 1 + random.below(8);
-      return SelectionRule::kpool(pool + random.below(100), pool, random.chance(0.5));
-    }
-    default:
-      return SelectionRule::opaque();
   }
 }
 

@@ -16,6 +16,7 @@
 #include "attention/mqa/union_list.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/stream.h"
+#include "random_rule.h"
 #include "support/random.h"
 
 /// What the tests of union lists share: problems, what their lists are by definition, and the lists the GPU makes.
@@ -368,19 +369,6 @@ inline std::vector<Shape> random_shapes(Random& random) {
     shapes.push_back({random.below(200), random.chance(0.3) ? 0 : random.below(500)});
   }
   return shapes;
-}
-
-inline SelectionRule random_rule(Random& random) {
-  switch (random.below(4)) {
-    case 0:
-      return SelectionRule::lightning(1 + random.below(150));
-    case 1: {
-      const std::int64_t pool = 1 + random.below(8);
-      return SelectionRule::kpool(pool + random.below(100), pool, random.chance(0.5));
-    }
-    default:
-      return SelectionRule::opaque();
-  }
 }
 
 /// Pages in random order, a request's first two now and then the same.

@@ -5,14 +5,14 @@
 #include <limits>
 #include <utility>
 
+#include "attention/paths/rounding.h"
+
 namespace headrace::attention {
 namespace {
 
 using mha::sm90::kQueryTile;
 using mha::sm90::QueryTile;
 using mha::sm90::RequestSpan;
-
-std::int64_t round_up(std::int64_t n, std::int64_t step) noexcept { return (n + step - 1) / step * step; }
 
 /// A slice of a request's rows with a block of its keys: what a pass has for one request.
 struct Piece {

@@ -5,6 +5,7 @@
 #include "attention/mha/bit_mask_cuda.h"
 #include "attention/mha/sm90.h"
 #include "attention/paths/mha_sm90.h"
+#include "attention/paths/rounding.h"
 #include "attention/project_cuda.h"
 #include "cache/cuda.h"
 #include "device/cuda/device.h"
@@ -17,9 +18,6 @@ using mha::sm90::kQueryTile;
 
 /// The widest page map is that of pages of one token.
 constexpr std::int64_t kSmallestPage = 1;
-
-std::int64_t round_up(std::int64_t n, std::int64_t step) noexcept { return (n + step - 1) / step * step; }
-std::int64_t round_down(std::int64_t n, std::int64_t step) noexcept { return n / step * step; }
 
 bool meets_keys_in_blocks(const Extents& extents, const Blocking& blocking) noexcept {
   return extents.keys > blocking.context_block;

@@ -7,6 +7,7 @@
 #include "attention/mha/bit_mask_cuda.h"
 #include "attention/mqa/expected_union.h"
 #include "attention/mqa/tiles.h"
+#include "attention/paths/rounding.h"
 
 namespace headrace::attention {
 namespace {
@@ -18,9 +19,6 @@ constexpr std::int64_t kColumnStep = 128;
 constexpr double kReadsToConvert = 6.0;
 /// The widest page map is that of pages of one token.
 constexpr std::int64_t kSmallestPage = 1;
-
-std::int64_t divide_up(std::int64_t n, std::int64_t by) noexcept { return (n + by - 1) / by; }
-std::int64_t round_up(std::int64_t n, std::int64_t step) noexcept { return divide_up(n, step) * step; }
 
 std::int64_t group_of(const Attention& attention) noexcept { return mqa::group_of(attention.geometry.num_heads); }
 
