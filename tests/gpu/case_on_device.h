@@ -139,15 +139,22 @@ inline std::int64_t random_limit(Random& random, const AttentionCase& problem, P
   if (random.below(2) == 0) {
     return kNoLimit;
   }
+  const auto suffices = [&](std::int64_t limit) {
+    try {
+      static_cast<void>(plan_on_gpu(problem, problem.batch(), path, limit));
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
   const std::int64_t everything = plan_on_gpu(problem, problem.batch(), path, kNoLimit).workspace_bytes();
+  if (!suffices(everything)) {
+    // A batch of a few rows may take less than a path's minimum, which holds in any company.
+    return kNoLimit;
+  }
   std::int64_t least = everything;
   for (std::int64_t step = everything; step > 0; step /= 2) {
-    try {
-      static_cast<void>(plan_on_gpu(problem, problem.batch(), path, least - step));
-      least -= step;
-    } catch (const Error&) {
-      // Too little.
-    }
+    least -= suffices(least - step) ? step : 0;
   }
   return least + random.below(everything - least + 1);
 }
