@@ -120,6 +120,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
                                                });
   return result;
 }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate == 0 ? 1 : 0) == 0 ? 1 : 0; }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ using device::cuda::check;
 /// more than the others give back waits for ever.
 template <CacheFormat kFormat>
 struct Registers {
-  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 216 : 208;
+  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 208;
   static constexpr std::uint32_t kProducer = 3 * 168 - kConsumers * kConsumer;
 };
 
@@ -127,6 +127,10 @@ Params params_of(const Pass& pass) {
   p.query_rope_stride = pass.query_rope_stride;
   p.query_rope_head_stride = pass.query_rope_head_stride;
   p.keys = pass.keys;
+  // No position reaches past a page as large as that.
+  constexpr std::int64_t kLargestPage = std::numeric_limits<std::int32_t>::max();
+  p.divide_by_page =
+      cutlass::FastDivmod(static_cast<int>(std::clamp(pass.keys.page_size, std::int64_t{1}, kLargestPage)));
   p.tiles = pass.lists.tiles.data();
   p.list = pass.lists.keys.data();
   p.masks = pass.lists.masks.data();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <utility>
 
@@ -15,6 +16,9 @@ using cutlass::arch::NamedBarrier;
 
 /// Where running maxima start: finite, so that a row without keys stays free of NaN.
 inline constexpr float kLowest = -1e30F;
+/// A maximum that is exceeded by less than a factor of 2^8 may stand: weights up to 256 lose nothing, and what has been
+/// accumulated need not be rescaled.
+inline constexpr float kTolerated = 8.0F;
 inline constexpr float kLog2e = 1.44269504088896340736F;
 
 /// Barriers of the consumers: one that tells of each one's weights, one at which both meet at the end of a tile.
@@ -70,7 +74,13 @@ class Consumer {
         smem_(smem),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
         row_(static_cast<int>(threadIdx.x) % kWarpGroup / kWarp * 16 + lane_ / 4),
-        base_(cute::cast_smem_ptr_to_uint(&smem) / 16) {}
+        base_(cute::cast_smem_ptr_to_uint(&smem) / 16) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Rows past the last query's hold zeros and are not stored: any mask will do.
+      query_[r] = p.parts == 1 ? min((row_ + 8 * r) / p.heads, p.group - 1) : 0;
+    }
+  }
 
   __device__ void run() {
     Turn slot;
@@ -110,26 +120,31 @@ class Consumer {
   }
 
   /// Two product groups: scores of the own block, from columns of the left half and from all others.
-  __device__ void start_qk(int block) {
-    load_masks(block);
-    fence_operands(scores_);
-#pragma unroll
-    for (int half = 0; half < kConsumers; ++half) {
-      wait_for_copies(smem_.full_k[kGroup][half], k_phase_[kGroup]);
-      cute::warpgroup_arrive();
-      const int end = half == 0 ? kHalfBlocks : kQk / kColumns;
-#pragma unroll
-      for (int c = half * kHalfBlocks; c < end; ++c) {
-#pragma unroll
-        for (int i = 0; i < kColumns / kStep; ++i) {
-          const int offset = c * kColumnBlockBytes + i * kStep * 2;
-          multiply_qk(scores_, describe_matrix(base_, kOffsetQ + offset, 16),
-                      describe_matrix(base_, kOffsetK + kGroup * kBufferBytes + offset, 16), c + i > 0,
-                      std::make_index_sequence<32>());
-        }
-      }
-      cute::warpgroup_commit_batch();
+  __device__ void start_qk() {
+    start_qk_half<0>();
+    start_qk_half<1>();
+  }
+
+  template <int kPart>
+  __device__ void start_qk_half() {
+    if constexpr (kPart == 0) {
+      load_masks();
     }
+    fence_operands(scores_);
+    wait_for_copies(smem_.full_k[kGroup][kPart], k_phase_[kGroup]);
+    cute::warpgroup_arrive();
+    constexpr int kEnd = kPart == 0 ? kHalfBlocks : kQk / kColumns;
+#pragma unroll
+    for (int c = kPart * kHalfBlocks; c < kEnd; ++c) {
+#pragma unroll
+      for (int i = 0; i < kColumns / kStep; ++i) {
+        const int offset = c * kColumnBlockBytes + i * kStep * 2;
+        multiply_qk(scores_, describe_matrix(base_, kOffsetQ + offset, 16),
+                    describe_matrix(base_, kOffsetK + kGroup * kBufferBytes + offset, 16), c + i > 0,
+                    std::make_index_sequence<32>());
+      }
+    }
+    cute::warpgroup_commit_batch();
   }
 
   /// One product group: the half of the output that this group holds. kBuffer has the block's V.
@@ -153,21 +168,16 @@ class Consumer {
     cute::warpgroup_commit_batch();
   }
 
-  /// The masks of the thread's two rows, shifted so that bit 8 j + c is the column that its score 4 j + c has.
-  __device__ void load_masks(int block) {
+  /// The masks of the thread's two rows in the next own block, shifted so that bit 8 j + c is the column that its score
+  /// 4 j + c has.
+  __device__ void load_masks() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = row_ + 8 * r;
-      const int query = p_.parts == 1 ? row / p_.heads : 0;
-      std::uint64_t mask = 0;
-      if (query < p_.group) {
-        const std::int64_t blocks = p_.capacity / kKeys;
-        mask = __ldg(reinterpret_cast<const unsigned long long*>(p_.masks) +
-                     (work_->index * blocks + block) * p_.group + query);
-      }
+      const std::uint64_t mask = __ldg(masks_ + query_[r]);
       mask_[r][0] = static_cast<std::uint32_t>(mask) >> 2 * (lane_ & 3);
       mask_[r][1] = static_cast<std::uint32_t>(mask >> 32) >> 2 * (lane_ & 3);
     }
+    masks_ += kConsumers * p_.group;
   }
 
   /// Turns the scores of the own block into weights, and finds what everything so far is to be multiplied with.
@@ -184,7 +194,8 @@ class Consumer {
           high = fmaxf(high, x);
         }
       }
-      raise(r, quad_max(high));
+      high = quad_max(high);
+      raise(r, (high - highest_[r]) * p_.scale_log2 > kTolerated ? high : highest_[r]);
       const float offset = highest_[r] * p_.scale_log2;
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
@@ -211,16 +222,20 @@ class Consumer {
 
   /// Hands the weights of the own block to the other group.
   __device__ void publish() {
+    // Four 8 x 8 matrices at once: of 16 columns, the upper and the lower rows of the warp's 16. Lane l says where row
+    // l % 8 of matrix l / 8 goes.
+    const int row = static_cast<int>(threadIdx.x) % kWarpGroup / kWarp * 16 + lane_ % 16;
+    const int chunk = lane_ / 16 ^ lane_ % 8;
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; j += 2) {
+      std::byte* to = smem_.weights + row * kRowBytes + (j ^ chunk) * kChunkBytes;
+      cute::SM90_U32x4_STSM_N::copy(weights_[2 * j], weights_[2 * j + 1], weights_[2 * j + 2], weights_[2 * j + 3],
+                                    *reinterpret_cast<cute::uint128_t*>(to));
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = row_ + 8 * r;
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        *reinterpret_cast<std::uint32_t*>(smem_.weights + row * kRowBytes + (j ^ row % 8) * kChunkBytes +
-                                          4 * (lane_ & 3)) = weights_[2 * j + r];
-      }
       if ((lane_ & 3) == 0) {
-        smem_.highest[row] = highest_[r];
+        smem_.highest[row_ + 8 * r] = highest_[r];
       }
     }
     cutlass::arch::fence_view_async_shared();
@@ -237,6 +252,9 @@ class Consumer {
   }
 
   __device__ void rescale() {
+    if (__all_sync(~0U, factor_[0] == 1.0F && factor_[1] == 1.0F)) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 128; ++i) {
       out_[i] *= factor_[i / 2 % 2];
@@ -251,6 +269,10 @@ class Consumer {
   /// The other group's block: its V lies in the buffer of that number.
   __device__ void start_other() {
     receive();
+    // None of the output is in flight, but perhaps the scores, two product groups. The compiler does not see it, and
+    // would wait for those too.
+    cute::warpgroup_wait<2>();
+    fence_operands(out_);
     rescale();
     wait_for_copies(smem_.full_k[kOther][kGroup], k_phase_[kOther]);
     start_pv<kOther>();
@@ -274,6 +296,8 @@ class Consumer {
     if (work_->blocks == 0) {
       return;
     }
+    masks_ = reinterpret_cast<const unsigned long long*>(p_.masks) +
+             (work_->index * (p_.capacity / kKeys) + kGroup) * p_.group;
     wait_for_copies(smem_.full_q, q_phase_);
     q_phase_ ^= 1U;
     if constexpr (kGroup == 0) {
@@ -285,15 +309,17 @@ class Consumer {
 
   /// Scores of blocks 0, 2, ...
   __device__ void attend_even() {
-    start_qk(0);
+    start_qk();
     int block = 0;
     for (; block + 2 < work_->blocks; block += 2) {
       attend_own();
       start_other();
-      start_qk(block + 2);
-      cute::warpgroup_wait<2>();
+      start_qk_half<0>();
+      // The other buffer goes back before more keys are waited for, which may take long.
+      cute::warpgroup_wait<1>();
       fence_operands(out_);
       finish_buffer(kOther);
+      start_qk_half<1>();
     }
     attend_own();
     release(smem_.empty_q);
@@ -321,7 +347,7 @@ class Consumer {
   __device__ void attend_odd() {
     int block = 0;
     for (; block + 1 < work_->blocks; block += 2) {
-      start_qk(block + 1);
+      start_qk();
       start_other();
       cute::warpgroup_wait<1>();
       fence_operands(scores_);
@@ -360,15 +386,14 @@ class Consumer {
     for (int r = 0; r < 2; ++r) {
       const int row = row_ + 8 * r;
       const bool exists = row < work_->rows;
-      const int query = p_.parts == 1 ? row / p_.heads : 0;
-      const int head = work_->first_head + row - query * p_.heads;
+      const int head = work_->first_head + row - query_[r] * p_.heads;
       const float sum = sums[0][row] + sums[1][row];
       const bool empty = sum == 0.0F;
       const float lse = empty ? -INFINITY : highest_[r] * p_.scale_log2 / kLog2e + logf(sum);
       const float sink = exists && p_.sink != nullptr ? p_.sink[head] : -INFINITY;
       const float share = empty ? 0.0F : 1.0F / (sum * (1.0F + expf(sink - lse)));
       if (kGroup == 0 && exists && p_.lse != nullptr && (lane_ & 3) == 0) {
-        p_.lse[(std::int64_t{work_->token} + query) * p_.lse_row_stride + head] = lse;
+        p_.lse[(std::int64_t{work_->token} + query_[r]) * p_.lse_row_stride + head] = lse;
       }
       __nv_bfloat16* to = p_.attended + (work_->first_row + row) * kRank + kGroup * kHalf + 8 * (lane_ & 3);
 #pragma unroll
@@ -396,8 +421,10 @@ class Consumer {
   float out_[128];
   float scores_[32];
   std::uint32_t weights_[16];
+  int query_[2];                               ///< of the tile, that the thread's rows belong to
+  const unsigned long long* masks_ = nullptr;  ///< of the next own block
   std::uint32_t mask_[2][2];
-  float highest_[2];  ///< of the raw scores
+  float highest_[2];  ///< of the raw scores, as far as weights are relative to it
   float sum_[2];      ///< of the weights of the own blocks in this thread's columns, relative to highest_
   float factor_[2];   ///< of what has been accumulated, not yet applied
   std::uint32_t k_phase_[2] = {0, 0};

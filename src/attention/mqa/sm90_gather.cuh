@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cutlass/arch/memory_sm80.h>
+#include <cutlass/fast_math.h>
 
 #include <type_traits>
 
@@ -34,49 +35,98 @@ __device__ inline TileWork describe(const Params& p, std::int32_t index) {
 inline constexpr int kRowsAtOnce = kWarpGroup / kChunks;
 inline constexpr int kRowsAThread = kRows / kRowsAtOnce;
 
-/// Rows of memory that belong to a thread's rows of a tile; null: zeros.
-using SourceRows = const std::byte* [kRowsAThread];
-
-/// Finds the rows of a request's keys at some positions. A row is null where there is none: a position of -1, one whose
-/// page lies outside the cache or the block table, or one that the converted rows do not reach to. The pages are read
-/// side by side, for each takes as long as all.
-__device__ inline void find_rows(const KeyRows& keys, std::int32_t request,
-                                 const std::int32_t (&positions)[kRowsAThread], SourceRows& rows) {
-  if (keys.block_table == nullptr) {
-    const std::int64_t first = __ldg(keys.first_row + request);
-#pragma unroll
-    for (int i = 0; i < kRowsAThread; ++i) {
-      const std::int64_t row = first + positions[i];
-      rows[i] = positions[i] >= 0 && row < keys.num_rows ? keys.data + row * keys.row_stride : nullptr;
-    }
-    return;
-  }
-  const auto page_size = static_cast<std::uint32_t>(keys.page_size);
-  const std::int32_t* table = keys.block_table + request * keys.table_row_stride;
-  std::int32_t pages[kRowsAThread];
-#pragma unroll
-  for (int i = 0; i < kRowsAThread; ++i) {
-    const std::uint32_t block = static_cast<std::uint32_t>(max(positions[i], 0)) / page_size;
-    const bool exists = positions[i] >= 0 && block < keys.table_width;
-    pages[i] = exists ? __ldg(table + block * keys.table_stride) : -1;
-  }
-#pragma unroll
-  for (int i = 0; i < kRowsAThread; ++i) {
-    const std::uint32_t in_page = static_cast<std::uint32_t>(max(positions[i], 0)) % page_size;
-    rows[i] = pages[i] >= 0 && pages[i] < keys.num_pages
-                  ? keys.data + pages[i] * keys.page_stride + in_page * keys.row_stride
-                  : nullptr;
-  }
-}
+/// Rows of memory that belong to a thread's rows of a tile. Where there is none, zeros are wanted, and `data` is an
+/// address that may be formed.
+struct SourceRows {
+  const std::byte* data[kRowsAThread];
+  bool exists[kRowsAThread];
+};
 
 /// Copies the thread's 16 bytes of each of its rows of a column block.
 __device__ inline void copy_column_block(std::byte* to, const SourceRows& rows, int offset) {
 #pragma unroll
   for (int i = 0; i < kRowsAThread; ++i) {
     cutlass::arch::cp_async_zfill<kChunkBytes, cutlass::arch::CacheOperation::Global>(
-        to + i * kRowsAtOnce * kRowBytes, rows[i] + (rows[i] == nullptr ? 0 : offset), rows[i] != nullptr);
+        to + i * kRowsAtOnce * kRowBytes, rows.data[i] + offset, rows.exists[i]);
   }
 }
+
+/// Finds the rows of a tile's keys, block after block. A lane finds one of the sixteen rows that its warp copies (the
+/// upper half of a warp does what the lower does) and the warp exchanges them. Positions are read two blocks ahead, and
+/// their pages one, so that no copy waits for them.
+class RowFinder {
+ public:
+  __device__ RowFinder(const Params& p, const TileWork& work)
+      : keys_(p.keys), divide_(p.divide_by_page), blocks_(work.blocks) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
+    const int lane = thread % kWarp;
+    list_ = p.list + work.index * p.capacity + thread / kWarp * kRowsOfAWarp + lane % kRowsOfAWarp +
+            lane / kRowsOfAWarp % kRowsAThread * kRowsAtOnce;
+    if (keys_.block_table == nullptr) {
+      first_row_ = __ldg(keys_.first_row + work.request);
+    } else {
+      table_ = keys_.block_table + work.request * keys_.table_row_stride;
+    }
+    read_position();
+    look_up();
+    read_position();
+  }
+
+  /// The rows of the next block. A key has none where its position is -1, its page lies outside the cache or the block
+  /// table, or the converted rows do not reach to it.
+  __device__ SourceRows next() {
+    const std::int64_t offset = find();
+    look_up();
+    read_position();
+    SourceRows rows;
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      const auto lane = static_cast<int>(threadIdx.x) % kWarp / kChunks + i * kRowsOfAWarp;
+      const std::int64_t found = __shfl_sync(~0U, offset, lane);
+      rows.exists[i] = found >= 0;
+      rows.data[i] = keys_.data + max(found, std::int64_t{0});
+    }
+    return rows;
+  }
+
+ private:
+  static constexpr int kRowsOfAWarp = kWarp / kChunks;  // at once
+
+  __device__ void read_position() {
+    position_ = blocks_ > 0 ? __ldg(list_) : -1;
+    list_ += kKeys;
+    --blocks_;
+  }
+
+  /// Asks for the page of the position that was read last.
+  __device__ void look_up() {
+    if (table_ == nullptr) {
+      in_page_ = position_;
+      return;
+    }
+    const int page = divide_.divmod(in_page_, max(position_, 0));
+    page_ = position_ >= 0 && page < keys_.table_width ? __ldg(table_ + page * keys_.table_stride) : -1;
+  }
+
+  /// Bytes from the first row of all to the one looked up, or -1.
+  __device__ std::int64_t find() const {
+    if (table_ == nullptr) {
+      const std::int64_t row = first_row_ + in_page_;
+      return in_page_ >= 0 && row < keys_.num_rows ? row * keys_.row_stride : -1;
+    }
+    return page_ >= 0 && page_ < keys_.num_pages ? page_ * keys_.page_stride + in_page_ * keys_.row_stride : -1;
+  }
+
+  const KeyRows& keys_;
+  const cutlass::FastDivmod& divide_;
+  const std::int32_t* list_;
+  const std::int32_t* table_ = nullptr;  ///< of the request; null: its rows lie one after another
+  std::int64_t first_row_ = 0;           ///< of the request, in that case
+  int blocks_;                           ///< whose positions have not been read
+  std::int32_t position_;
+  std::int32_t page_ = -1;
+  int in_page_ = 0;
+};
 
 /// A thread's place in a column block.
 struct Place {
@@ -134,22 +184,21 @@ class KeyCopies {
 #pragma unroll
       for (int c = kFirst; c < kEnd; ++c) {
         if (kGroups && c >= kLatentBlocks) {
-          rope_[i] = rows[i] == nullptr
+          rope_[i] = !rows.exists[i]
                          ? uint4{}
-                         : __ldg(reinterpret_cast<const uint4*>(rows[i] + cache::kRopeOffset) + place_.chunk);
+                         : __ldg(reinterpret_cast<const uint4*>(rows.data[i] + cache::kRopeOffset) + place_.chunk);
         } else {
-          codes_[c - kFirst][i] = rows[i] == nullptr
-                                      ? uint2{}
-                                      : __ldg(reinterpret_cast<const uint2*>(rows[i] + c * kColumns) + place_.chunk);
+          codes_[c - kFirst][i] =
+              !rows.exists[i] ? uint2{}
+                              : __ldg(reinterpret_cast<const uint2*>(rows.data[i] + c * kColumns) + place_.chunk);
         }
       }
       if constexpr (kGroups) {
 #pragma unroll
         for (int g = 0; g < kHalfGroups; ++g) {
-          scales_[g][i] =
-              rows[i] == nullptr
-                  ? 0.0F
-                  : __ldg(reinterpret_cast<const float*>(rows[i] + cache::kScaleOffset) + kFirst / kBlocksAGroup + g);
+          scales_[g][i] = !rows.exists[i] ? 0.0F
+                                          : __ldg(reinterpret_cast<const float*>(rows.data[i] + cache::kScaleOffset) +
+                                                  kFirst / kBlocksAGroup + g);
         }
       }
     }
@@ -232,7 +281,8 @@ class Producer {
 #pragma unroll
     for (int i = 0; i < kRowsAThread; ++i) {
       const int row = place_.row + i * kRowsAtOnce;
-      rows[i] = row < work.rows ? p_.query + (work.first_row + row) * (kRank * 2) : nullptr;
+      rows.exists[i] = row < work.rows;
+      rows.data[i] = p_.query + (rows.exists[i] ? work.first_row + row : 0) * (kRank * 2);
     }
     for (int c = 0; c < kLatentBlocks; ++c) {
       copy_column_block(smem_.q[c] + place_.target, rows, c * kRowBytes + place_.chunk * kChunkBytes);
@@ -243,9 +293,9 @@ class Producer {
         const int row = place_.row + i * kRowsAtOnce;
         const int query = p_.parts == 1 ? row / p_.heads : 0;
         const int head = work.first_head + row - query * p_.heads;
-        const __nv_bfloat16* rope = p_.query_rope + (std::int64_t{work.token} + query) * p_.query_rope_stride +
-                                    head * p_.query_rope_head_stride;
-        rows[i] = row < work.rows ? reinterpret_cast<const std::byte*>(rope) : nullptr;
+        const std::int64_t element =
+            (std::int64_t{work.token} + query) * p_.query_rope_stride + head * p_.query_rope_head_stride;
+        rows.data[i] = reinterpret_cast<const std::byte*>(p_.query_rope + (rows.exists[i] ? element : 0));
       }
       copy_column_block(smem_.q[kLatentBlocks] + place_.target, rows, place_.chunk * kChunkBytes);
     }
@@ -253,33 +303,22 @@ class Producer {
   }
 
   __device__ void load_keys(const TileWork& work) {
-    const std::int32_t* list = p_.list + work.index * p_.capacity + place_.row;
-    // Positions are read two blocks ahead, their pages one.
-    std::int32_t positions[kRowsAThread];
-    const auto read_positions = [&](int block) {
-#pragma unroll
-      for (int i = 0; i < kRowsAThread; ++i) {
-        positions[i] = block < work.blocks ? __ldg(list + block * kKeys + i * kRowsAtOnce) : -1;
-      }
-    };
-    SourceRows rows;
+    RowFinder finder(p_, work);
     KeyCopies<kFormat> copies(p_.keys, place_);
-    read_positions(0);
-    find_rows(p_.keys, work.request, positions, rows);
-    read_positions(1);
+    SourceRows rows = finder.next();
     copies.template fetch<0, kHalfBlocks>(rows);
     for (int block = 0; block < work.blocks; ++block) {
-      const int b = block % 2;
-      Barrier::wait(&smem_.empty_k[b][0], k_phase_[b] ^ 1U);
+      const auto b = static_cast<unsigned>(block % 2);
+      const std::uint32_t free_phase = (k_phases_ >> b & 1U) ^ 1U;
+      Barrier::wait(&smem_.empty_k[b][0], free_phase);
       copies.template store<0, kHalfBlocks>(smem_.k[b], rows);
       copies.arrive(smem_.full_k[b][0]);
       copies.template fetch<kHalfBlocks, kQk / kColumns>(rows);
-      Barrier::wait(&smem_.empty_k[b][1], k_phase_[b] ^ 1U);
+      Barrier::wait(&smem_.empty_k[b][1], free_phase);
       copies.template store<kHalfBlocks, kQk / kColumns>(smem_.k[b], rows);
       copies.arrive(smem_.full_k[b][1]);
-      k_phase_[b] ^= 1U;
-      find_rows(p_.keys, work.request, positions, rows);
-      read_positions(block + 2);
+      k_phases_ ^= 1U << b;
+      rows = finder.next();
       copies.template fetch<0, kHalfBlocks>(rows);
     }
   }
@@ -288,7 +327,7 @@ class Producer {
   SharedStorage<kQk>& smem_;
   const int thread_;
   const Place place_;
-  std::uint32_t k_phase_[2] = {0, 0};
+  std::uint32_t k_phases_ = 0;  ///< a bit a buffer
   std::uint32_t q_phase_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cutlass/arch/barrier.h>
+#include <cutlass/fast_math.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -70,6 +71,7 @@ struct Params {
   std::int64_t query_rope_stride;
   std::int64_t query_rope_head_stride;
   KeyRows keys;
+  cutlass::FastDivmod divide_by_page;
   const UnionTile* tiles;
   const std::int32_t* list;
   const std::uint64_t* masks;
