@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from headrace import _bench
 
 
-def _module(name):
+def import_module(name):
     try:
         return importlib.import_module(name)
     except Exception as error:  # what is installed may still not load
@@ -45,10 +45,10 @@ def kernel(device, masked=False):
     """Our flash-attention kernel alone, on the windows that the up-projection leaves; masked: with the mask built."""
 
     def make(problem):
-        if device is None or not _bench.HAS_MHA:
+        if device is None or not _bench.HAS_KERNELS:
             raise NotImplementedError("takes a GPU")
         s = problem.shape
-        mha = _bench.Mha(problem.lengths, problem.lengths, device=device, masked=masked, **problem.attention)
+        mha = _bench.Mha(problem.query_len, problem.seq_lens, device=device, masked=masked, **problem.attention)
         up = problem.up
         arguments = dict(q=problem.q, key_nope=up[..., : s.nope], value=up[..., s.nope :], out=problem.out)
         if s.rope:
@@ -106,7 +106,7 @@ def flash_attention(module):
     """flash_attn (FlashAttention-2) or flash_attn_interface (FlashAttention-3)."""
 
     def make(problem):
-        function = _module(module).flash_attn_func
+        function = import_module(module).flash_attn_func
         q, k, v = problem.qkv
         scale = problem.attention["scale"]
         return lambda: function(q, k, v, softmax_scale=scale, causal=True), _by_tokens(problem)
@@ -116,7 +116,7 @@ def flash_attention(module):
 
 def flashinfer(problem):
     """FlashInfer's prefill over keys and values of varying lengths."""
-    prefill = _module("flashinfer.prefill")
+    prefill = import_module("flashinfer.prefill")
     s = problem.shape
     workspace = torch.empty(256 << 20, dtype=torch.uint8, device=problem.device)
     wrapper = prefill.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
@@ -133,29 +133,6 @@ def flashinfer(problem):
     )
     q, k, v = (x.reshape(s.tokens, s.heads, -1) for x in problem.qkv)
     return lambda: wrapper.run(q, k, v), _as_it_is
-
-
-def flash_mla(problem):
-    """FlashMLA's sparse prefill with its queries absorbed and its heads padded to 64, absorption included."""
-    function = _module("flash_mla").flash_mla_sparse_fwd
-    s = problem.shape
-    if s.batch != 1 or problem.index is None:
-        raise NotImplementedError("written for one request with a selection")
-    rank = problem.latent.shape[1]
-    heads, width = max(64, s.heads), -(-problem.index.shape[1] // 128) * 128
-    weights = problem.kv_b_proj.view(s.heads, s.nope + s.v, rank)
-    keys = problem.cache[problem.block_table[0].long()].view(-1, 1, rank + s.rope)[: s.seq].contiguous()
-    index = torch.nn.functional.pad(problem.index, (0, width - problem.index.shape[1]), value=-1)[:, None].contiguous()
-    q = torch.zeros(s.tokens, heads, rank + s.rope, dtype=torch.bfloat16, device=problem.device)
-    q[:, : s.heads, rank:] = problem.q[..., s.nope :]
-
-    def run():
-        absorbed = torch.bmm(problem.q[..., : s.nope].transpose(0, 1), weights[:, : s.nope])
-        q[:, : s.heads, :rank] = absorbed.transpose(0, 1)
-        latent = function(q, keys, index, problem.attention["scale"])[0]
-        return torch.bmm(latent[:, : s.heads].transpose(0, 1), weights[:, s.nope :].transpose(1, 2))
-
-    return run, lambda out: out.transpose(0, 1)
 
 
 CUDNN, FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION

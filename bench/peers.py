@@ -20,11 +20,13 @@ import traceback
 
 import torch
 
+import absorbed
 import contenders
 import headrace
 import measure
 import revision
-from problem import TOLERANCE, Problem, Shape, worst_row
+from problem import POOL, TOLERANCE, TOPK, Problem, Shape, worst_row
+from topk import compare_topk
 
 # Batch, sequence length, heads, qk and v dims; then what FlashAttention-3 and cuDNN 9.19 took on an H200 (ms), from
 # which FlashAttention-3's time is estimated where it cannot be run: it is as far from cuDNN here as it was there.
@@ -40,7 +42,6 @@ DENSE = (
     (1, 16384, 128, 192, 128, 16.06, 19.09),
     (1, 32768, 16, 192, 128, 8.053, 9.060),
 )
-TOPK, POOL = 2048, 4
 
 
 class Bench:
@@ -58,8 +59,8 @@ class Bench:
         """Lengths of a trial run without a GPU are short."""
         return tokens // 64 if self.on_cpu else tokens
 
-    def shape(self, batch, seq, heads, qk, v):
-        return Shape(batch, self.scaled(seq), min(heads, 4) if self.on_cpu else heads, qk, v)
+    def shape(self, batch, seq, heads, qk, v, context=0):
+        return Shape(batch, self.scaled(seq), min(heads, 4) if self.on_cpu else heads, qk, v, self.scaled(context))
 
     def free(self):
         gc.collect()
@@ -67,9 +68,9 @@ class Bench:
             if not self.on_cpu:
                 torch.cuda.empty_cache()
 
-    def measure(self, part, problem, makers, *, unselected=(), selection=None):
+    def measure(self, part, problem, makers, *, unselected=(), floors=(), selection=None):
         """Checks and times the contenders {name: maker} on a problem, and notes the case. Those in `unselected` attend
-        to every key."""
+        to every key; those in `floors` do not compute the layer's answer and are not checked."""
         shape = problem.shape
         case = {"part": part, "case": f"{shape}{', ' + selection if selection else ''}", "contenders": {}, "ratios": {}}
         self.cases.append(case)
@@ -82,11 +83,12 @@ class Bench:
             entry = case["contenders"][name] = {}
             try:
                 run, by_tokens = make(problem)
-                error = worst_row(by_tokens(run())[rows], expected[name not in unselected])
-                entry["worst_row"] = error
-                if not error <= TOLERANCE:
-                    entry["not_measured"] = f"wrong: a sampled row is off by {error:.1e}"
-                    continue
+                if name not in floors:
+                    error = worst_row(by_tokens(run())[rows], expected[name not in unselected])
+                    entry["worst_row"] = error
+                    if not error <= TOLERANCE:
+                        entry["not_measured"] = f"wrong: a sampled row is off by {error:.1e}"
+                        continue
                 run()
                 self.clock.wait()
                 runs[name] = run
@@ -169,7 +171,7 @@ def step(bench):
     pooled = Problem(
         bench.shape(1, 16384, 16, 256, 256), bench.torch_device, rule=rule, selection=f"pooled:{POOL}:0.9", topk=topk
     )
-    makers = {"attend": contenders.attend(bench.device), "flash_mla": contenders.flash_mla}
+    makers = {"attend": contenders.attend(bench.device), "flash_mla": absorbed.flash_mla_and_projections}
     case = bench.measure("step", pooled, makers, selection=f"pooled {POOL}, drift 0.9")
     note_step(bench, case, pooled, goal=2.8)
     bench.compare(case, "attend / flash_mla", "attend", "flash_mla", goal=1.0)
@@ -244,7 +246,7 @@ def time_step(bench, problem, path, length, arguments, workspace):
     return (time.perf_counter() - begin) * 1e3
 
 
-PARTS = {"dense": dense, "masked": masked, "step": step, "first_use": first_use}
+PARTS = {"dense": dense, "masked": masked, "topk": compare_topk, "step": step, "first_use": first_use}
 
 
 def table(rows):
@@ -291,7 +293,7 @@ def report(cases):
                     reasons.setdefault((name, entry["not_measured"]), []).append(case["case"])
         for (name, reason), where in reasons.items():
             print(f"not measured: {name}, {'every case' if len(where) == len(mine) else '; '.join(where)}: {reason}")
-    errors = [e["worst_row"] for c in cases for e in c["contenders"].values() if "median_ms" in e]
+    errors = [e["worst_row"] for c in cases for e in c["contenders"].values() if "median_ms" in e and "worst_row" in e]
     if errors:
         print(f"\nworst sampled row of what was measured: {max(errors):.1e} (at most {TOLERANCE:g})")
 

@@ -12,16 +12,18 @@ from headrace import _bench
 
 PAGE_SIZE = 64
 RANK = 512
+TOPK, POOL = 2048, 4  # of the models' indexers
 TOLERANCE = 2e-2
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
     batch: int
-    seq: int
+    seq: int  #: new tokens of each request
     heads: int
     qk: int
     v: int
+    context: int = 0  #: keys before them
 
     @property
     def nope(self):
@@ -37,16 +39,33 @@ class Shape:
         return self.batch * self.seq
 
     @property
+    def keys(self):
+        """Of each request."""
+        return self.context + self.seq
+
+    @property
     def flops(self):
-        """Of causal attention to every key."""
+        """Of causal attention to every key, without a context."""
         return self.batch * self.heads * self.seq**2 / 2 * 2 * (self.qk + self.v)
 
     def __str__(self):
-        return f"{self.batch} x {self.seq}, {self.heads} heads, {self.qk}/{self.v}"
+        context = f" + {self.context}" if self.context else ""
+        return f"{self.batch} x {self.seq}{context}, {self.heads} heads, {self.qk}/{self.v}"
+
+
+@functools.lru_cache(maxsize=1)
+def select(selection, topk, seed, batch, seq, context):
+    """A generator's selection for each row of some requests, and how many of its columns count."""
+    index = torch.empty(batch * seq, _bench.selection_width(selection, topk), dtype=torch.int32)
+    count = torch.empty(batch * seq, dtype=torch.int32)
+    for b in range(batch):
+        rows = slice(b * seq, (b + 1) * seq)
+        _bench.fill_selection(selection, topk, seed, b, context, index[rows], count[rows])
+    return index, count
 
 
 class Problem:
-    """Requests of new tokens only: queries, the latent cache, its up-projection for peers, and perhaps a selection."""
+    """Queries, the latent cache, what peers read in their places, and perhaps a selection."""
 
     def __init__(self, shape, device, *, rule="none", selection=None, topk=2048, seed=1):
         """selection: a generator such as "drift:0.9" """
@@ -70,45 +89,71 @@ class Problem:
         s = shape
         self.q = normal(s.tokens, s.heads, s.qk)
         self.kv_b_proj = normal(s.heads * (s.nope + s.v), RANK, scale=1 / math.sqrt(RANK))
-        self.latent = normal(s.tokens, RANK)
-        self.rope_key = normal(s.tokens, s.rope)
+        self.latent = normal(s.batch * s.keys, RANK)
+        self.rope_key = normal(s.batch * s.keys, s.rope)
         self.out = torch.empty(s.tokens, s.heads, s.v, dtype=torch.bfloat16, device=device)
         self._page()
         lengths = torch.arange(s.batch + 1, dtype=torch.int32) * s.seq
         self.query_start = lengths.to(device)
-        self.seq_len = torch.full((s.batch,), s.seq, dtype=torch.int32, device=device)
+        self.seq_len = torch.full((s.batch,), s.keys, dtype=torch.int32, device=device)
         self.index = self.count = None
         if selection:
-            self._select(selection, topk, seed)
+            self.index, self.count = (x.to(device) for x in select(selection, topk, seed, s.batch, s.seq, s.context))
 
     def _page(self):
         """The cache, in pages that lie in no order."""
         s = self.shape
-        pages = -(-s.seq // PAGE_SIZE)
+        pages = -(-s.keys // PAGE_SIZE)
         order = torch.randperm(s.batch * pages, generator=torch.Generator().manual_seed(2), dtype=torch.int32)
         self.block_table = order.view(s.batch, pages).to(self.device)
-        rows = torch.cat([self.latent, self.rope_key], 1).view(s.batch, s.seq, -1)
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, pages * PAGE_SIZE - s.seq))
+        rows = self.keys.view(s.batch, s.keys, -1)
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, pages * PAGE_SIZE - s.keys))
         self.cache = torch.empty(s.batch * pages, PAGE_SIZE, RANK + s.rope, dtype=torch.bfloat16, device=self.device)
         self.cache[self.block_table.long().flatten()] = rows.view(-1, PAGE_SIZE, RANK + s.rope)
 
-    def _select(self, selection, topk, seed):
-        s = self.shape
-        index = torch.empty(s.tokens, _bench.selection_width(selection, topk), dtype=torch.int32)
-        count = torch.empty(s.tokens, dtype=torch.int32)
-        for b in range(s.batch):
-            rows = slice(b * s.seq, (b + 1) * s.seq)
-            _bench.fill_selection(selection, topk, seed, b, 0, index[rows], count[rows])
-        self.index, self.count = index.to(self.device), count.to(self.device)
+    @property
+    def query_len(self):
+        return [self.shape.seq] * self.shape.batch
 
     @property
-    def lengths(self):
-        return [self.shape.seq] * self.shape.batch
+    def seq_lens(self):
+        return [self.shape.keys] * self.shape.batch
+
+    @functools.cached_property
+    def keys(self):
+        """Rows of the cache, one request after the other: [keys, R + rope]."""
+        return torch.cat([self.latent, self.rope_key], 1)
+
+    @functools.cached_property
+    def flat_index(self):
+        """The selection as rows of `keys`; -1 is none."""
+        first = torch.arange(self.shape.batch, dtype=torch.int32, device=self.device) * self.shape.keys
+        moved = self.index + first.repeat_interleave(self.shape.seq)[:, None]
+        return torch.where(self.index < 0, -1, moved)
+
+    @property
+    def _weights(self):
+        return self.kv_b_proj.view(self.shape.heads, self.shape.nope + self.shape.v, RANK)
+
+    def absorb(self):
+        """Queries without their rope part in the latents' space: [tokens, heads, R]."""
+        nope = self.shape.nope
+        return torch.bmm(self.q[..., :nope].transpose(0, 1), self._weights[:, :nope]).transpose(0, 1)
+
+    def project(self, latents):
+        """What was attended to, [tokens, heads, R], as values: [tokens, heads, v]."""
+        weights = self._weights[:, self.shape.nope :].transpose(1, 2)
+        return torch.bmm(latents.transpose(0, 1), weights).transpose(0, 1)
+
+    @functools.cached_property
+    def absorbed_query(self):
+        """[tokens, heads, R + rope]."""
+        return torch.cat([self.absorb(), self.q[..., self.shape.nope :]], 2)
 
     def up_projection(self):
         """K_nope and V as the up-projection leaves them: [tokens, heads, nope + v]."""
         s = self.shape
-        return (self.latent @ self.kv_b_proj.T).view(s.tokens, s.heads, s.nope + s.v)
+        return (self.latent @ self.kv_b_proj.T).view(-1, s.heads, s.nope + s.v)
 
     @functools.cached_property
     def up(self):
@@ -117,16 +162,16 @@ class Problem:
 
     @functools.cached_property
     def qkv(self):
-        """Queries, keys and values as frameworks want them, each contiguous: [batch, seq, heads, dim]."""
+        """Queries, keys and values as frameworks want them, each contiguous: [batch, seq or keys, heads, dim]."""
         s = self.shape
         rope = self.rope_key[:, None, :].expand(-1, s.heads, -1)
         k = torch.cat([self.up[..., : s.nope], rope], dim=2)
         v = self.up[..., s.nope :].contiguous()
-        return tuple(x.view(s.batch, s.seq, s.heads, -1) for x in (self.q, k, v))
+        return tuple(x.view(s.batch, -1, s.heads, x.shape[2]) for x in (self.q, k, v))
 
     def attend(self, device, force=None, selected=True):
         """`headrace.attend` on a plan of this problem, as a call without arguments; and the plan."""
-        plan = headrace.plan(self.lengths, self.lengths, exact=True, device=device, force=force, **self.attention)
+        plan = headrace.plan(self.query_len, self.seq_lens, exact=True, device=device, force=force, **self.attention)
         workspace = torch.empty(plan.workspace_bytes + 256, dtype=torch.uint8, device=self.device)
         workspace = workspace[-workspace.data_ptr() % 256 :]
 
@@ -157,11 +202,11 @@ class Problem:
     def reference(self, rows, selected=True):
         """Attention of some query tokens in float64, from the latents: [rows, heads, v]."""
         s = self.shape
-        weights = self.kv_b_proj.double().view(s.heads, s.nope + s.v, RANK)
+        weights = self._weights.double()
         result = []
         for t in rows:
-            first = t // s.seq * s.seq
-            keys = torch.arange(first, t + 1, device=self.device)
+            first = t // s.seq * s.keys
+            keys = torch.arange(first, first + s.context + t % s.seq + 1, device=self.device)
             if selected and self.index is not None:
                 keys = first + self.index[t, : int(self.count[t])].long()
             q, latent = self.q[t].double(), self.latent[keys].double()

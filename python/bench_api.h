@@ -3,8 +3,9 @@
 
 #include "c_api.h"
 
-/* What bench/peers.py needs beyond attend: the selections it is measured on, and the flash-attention kernel alone,
- * which peers without a latent cache are compared with. Not part of the package's interface. */
+/* What bench/peers.py needs beyond attend: the selections it is measured on; the flash-attention kernel alone, which
+ * peers without a latent cache are compared with; and top-k MQA between absorbed queries and attended latents, for
+ * peers that begin and end there. Not part of the package's interface. */
 
 #ifdef __cplusplus
 extern "C" {
@@ -37,6 +38,25 @@ HR_API HrError* hr_mha_create(const HrAttention* attention, const HrBatch* batch
                               int32_t masked, HrMha** mha);
 HR_API HrError* hr_mha_run(const HrMha* mha, const HrMhaCall* call);
 HR_API void hr_mha_free(HrMha* mha);
+
+/* Union lists, their masks, and the kernel over gathered latents: topk_mqa less its absorption and its projection, all
+ * tiles at once. Only where the library was built with CUDA. */
+typedef struct HrMqa HrMqa;
+
+typedef struct HrMqaCall {
+  HrTensor query;       /* [T, H, R] bfloat16, absorbed, contiguous */
+  HrTensor query_rope;  /* [T, H, rope] bfloat16, or none */
+  HrTensor cache;       /* [pages, page size, R + rope] bfloat16 */
+  HrTensor block_table; /* [B, max pages] int32 */
+  HrTensor index;       /* [T, width] int32 */
+  HrTensor count;       /* [T] int32, or none */
+  HrTensor out;         /* [T, H, R] bfloat16, contiguous */
+  int64_t stream;
+} HrMqaCall;
+
+HR_API HrError* hr_mqa_create(const HrAttention* attention, const HrBatch* batch, const HrDevice* device, HrMqa** mqa);
+HR_API HrError* hr_mqa_run(const HrMqa* mqa, const HrMqaCall* call);
+HR_API void hr_mqa_free(HrMqa* mqa);
 
 #ifdef __cplusplus
 }

@@ -77,10 +77,12 @@ Inputs inputs_of(const HrCall& call, const Attention& attention, const Place& pl
           .requests = {.query_start = integers("query_start", call.query_start, place),
                        .seq_len = integers("seq_len", call.seq_len, place),
                        .block_table = integers("block_table", call.block_table, place)},
-          .selection = {
-              .index = typed<std::int32_t>("selection.index", optional_input("selection.index", call.index, place)),
-              .count = typed<std::int32_t>("selection.count", optional_input("selection.count", call.count, place)),
-              .space = attention.space}};
+          .selection = {.index = typed<std::int32_t>("selection.index",
+                                                     optional_input("selection.index", call.index, place)),
+                        .count = typed<std::int32_t>("selection.count",
+                                                     optional_input("selection.count", call.count, place)),
+                        .space = attention.space},
+          .selection_kept = call.selection_kept != 0};
 }
 
 std::span<std::byte> workspace_of(const HrCall& call, const Place& place) {

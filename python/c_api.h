@@ -10,7 +10,7 @@
 
 #define HR_API __attribute__((visibility("default")))
 /* Changes with every change of this file. */
-#define HR_ABI 1
+#define HR_ABI 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -79,7 +79,8 @@ typedef struct HrCall {
   HrTensor lse;         /* [T, H] float32, or none */
   HrTensor workspace;   /* [n] uint8 */
   float cache_scale;
-  int64_t stream; /* a cudaStream_t; not read for a plan of the processor */
+  int64_t stream;         /* a cudaStream_t; not read for a plan of the processor */
+  int32_t selection_kept; /* 1: another layer with the selection of the call before */
 } HrCall;
 
 HR_API int32_t hr_abi(void);

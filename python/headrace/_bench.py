@@ -24,21 +24,37 @@ class HrMhaCall(ctypes.Structure):
     ]
 
 
+class HrMqaCall(ctypes.Structure):
+    _fields_ = [
+        ("query", HrTensor),
+        ("query_rope", HrTensor),
+        ("cache", HrTensor),
+        ("block_table", HrTensor),
+        ("index", HrTensor),
+        ("count", HrTensor),
+        ("out", HrTensor),
+        ("stream", c_int64),
+    ]
+
+
 _SELECTION_FUNCTIONS = {
     "hr_selection_width": (FAILURE, [c_char_p, c_int64, POINTER(c_int64)]),
     "hr_fill_selection": (FAILURE, [c_char_p, c_int64, c_uint64, c_int64, c_int64, HrTensor, HrTensor]),
 }
-_MHA_FUNCTIONS = {
+_KERNEL_FUNCTIONS = {
     "hr_mha_create": (FAILURE, [POINTER(HrAttention), POINTER(HrBatch), c_void_p, c_int32, POINTER(c_void_p)]),
     "hr_mha_run": (FAILURE, [c_void_p, POINTER(HrMhaCall)]),
     "hr_mha_free": (None, [c_void_p]),
+    "hr_mqa_create": (FAILURE, [POINTER(HrAttention), POINTER(HrBatch), c_void_p, POINTER(c_void_p)]),
+    "hr_mqa_run": (FAILURE, [c_void_p, POINTER(HrMqaCall)]),
+    "hr_mqa_free": (None, [c_void_p]),
 }
 
 declare(library, _SELECTION_FUNCTIONS)
 #: Whether the library was built with CUDA.
-HAS_MHA = hasattr(library, "hr_mha_create")
-if HAS_MHA:
-    declare(library, _MHA_FUNCTIONS)
+HAS_KERNELS = hasattr(library, "hr_mha_create")
+if HAS_KERNELS:
+    declare(library, _KERNEL_FUNCTIONS)
 
 
 def selection_width(generator, topk):
@@ -83,3 +99,30 @@ class Mha:
             stream=stream_handle(stream, self._device),
         )
         library.hr_mha_run(self._handle, call)
+
+
+class Mqa:
+    """Top-k MQA between absorbed queries and attended latents: union lists with their masks, and the kernel."""
+
+    def __init__(self, query_len, seq_len, *, device, **attention):
+        handle = c_void_p()
+        batch = to_c_batch(query_len, seq_len, True)
+        library.hr_mqa_create(Attention(**attention).to_c(), batch, device.handle, handle)
+        self._device = device
+        self._handle = handle.value
+        weakref.finalize(self, library.hr_mqa_free, self._handle)
+
+    def run(self, *, query, cache, block_table, index, out, query_rope=None, count=None, stream=None):
+        """Queues it: query [T, H, R], query_rope [T, H, rope], cache [pages, page size, R + rope], out [T, H, R]."""
+        borrow = Borrowed()
+        call = HrMqaCall(
+            query=borrow("query", query),
+            query_rope=borrow("query_rope", query_rope),
+            cache=borrow("cache", cache),
+            block_table=borrow("block_table", block_table),
+            index=borrow("index", index),
+            count=borrow("count", count),
+            out=borrow("out", out),
+            stream=stream_handle(stream, self._device),
+        )
+        library.hr_mqa_run(self._handle, call)

@@ -6,7 +6,7 @@ import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 
-ABI = 1
+ABI = 2
 
 
 class Error(Exception):
@@ -85,6 +85,7 @@ class HrCall(ctypes.Structure):
         ("workspace", HrTensor),
         ("cache_scale", c_float),
         ("stream", c_int64),
+        ("selection_kept", c_int32),
     ]
 
 

@@ -209,6 +209,7 @@ def attend(
     lse=None,
     cache_scale=1.0,
     stream=None,
+    selection_kept=False,
 ):
     """Runs a plan: fills `out` and `lse`. Tensors are on the plan's device, in its compute dtype where nothing else is
     said; the last dimension is contiguous, other strides are free.
@@ -224,6 +225,8 @@ def attend(
     out          [T, H, v] compute dtype or float32; lse [T, H] float32
     workspace    [at least plan.workspace_bytes] uint8, at an address divisible by 64, on a GPU by 256
     stream       on a GPU: where to queue the work, torch's current stream by default; the call does not wait for it
+    selection_kept  another layer with the selection, lengths, block table and workspace of the call before, on the same
+                 stream: what was made from the selection may be used again
     """
     borrow = Borrowed()
     call = HrCall(
@@ -241,5 +244,6 @@ def attend(
         workspace=borrow("workspace", workspace),
         cache_scale=cache_scale,
         stream=stream_handle(stream, plan.device) if plan.device else 0,
+        selection_kept=int(selection_kept),
     )
     library.hr_attend(plan.handle, call)

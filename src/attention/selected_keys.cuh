@@ -240,8 +240,16 @@ __device__ void read_selection(const SelectedKeys& from, std::int64_t request, s
       }
     }
   }
-  for (std::int32_t c = done + lane; c < columns; c += lanes) {
-    std::int32_t entries[4] = {row[c * from.index_stride], -1, -1, -1};
+  // One by one, but four on their way at once; unsigned, because the last step may pass 2^31.
+  const auto step = static_cast<std::uint32_t>(lanes);
+  for (auto first = static_cast<std::uint32_t>(done + lane); first < static_cast<std::uint32_t>(columns);
+       first += 4 * step) {
+    std::int32_t entries[4];
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const std::uint32_t at = first + i * step;
+      entries[i] = at < static_cast<std::uint32_t>(columns) ? row[at * from.index_stride] : -1;
+    }
     hand_over(entries);
   }
 }

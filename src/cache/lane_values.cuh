@@ -112,10 +112,12 @@ __device__ inline LaneValues<float> to_float(const LaneValues<__nv_bfloat16>& va
 
 /// e4m3 values times their scale: the code's value is exact in binary16, so the product rounds once.
 __device__ inline LaneValues<float> to_float(const LaneValues<E4m3>& codes, float scale) {
+  // Pairs are taken from words: put together from codes they would cost the compiler more than their conversion.
+  const std::uint32_t words[2] = {codes.words[0].x, codes.words[0].y};
   LaneValues<float> result;
 #pragma unroll
   for (int j = 0; j < kLaneValues; j += 2) {
-    const auto pair = static_cast<__nv_fp8x2_storage_t>(codes[j] | codes[j + 1] << 8);
+    const auto pair = static_cast<__nv_fp8x2_storage_t>(words[j / 4] >> 8 * (j % 4));
     const float2 both = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
     result[j] = both.x * scale;
     result[j + 1] = both.y * scale;

@@ -95,7 +95,7 @@ Profile Profile::nominal_cuda() {
   profile.compute = DType::bfloat16;
   profile.product_gflops = 600e3;
   profile.mha_gflops = 550e3;
-  profile.mqa_gflops = 550e3;
+  profile.mqa_gflops = 600e3;
   profile.gather_mkeys = 1500.0;
   profile.mask_gkeys = 500.0;
   profile.bandwidth_gbytes = 4000.0;

@@ -54,7 +54,7 @@ std::string describe_rows(std::int64_t begin, std::int64_t end) {
 template <class Options>
 std::string why(const Options& options) {
   const auto able = std::count_if(options.begin(), options.end(),
-                                  [](const auto& option) { return option.unmet.empty() && option.caveat.empty(); });
+                                  [](const auto& option) { return option.unmet.empty(); });
   return able <= 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
 }
 
@@ -127,15 +127,12 @@ std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
 
 Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end) const {
   const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
-  Option option{.path = path, .predicted_ms = 0.0, .unmet = {}, .caveat = {}};
+  Option option{.path = path, .predicted_ms = 0.0, .unmet = {}};
   option.unmet = algorithm.unmet_requirements(attention_, begin, end, batch_.exact);
   const std::int64_t least = least_bytes(path, end);
   if (least > limits_.workspace_bytes) {
     option.unmet.push_back(fmt::format("it needs at least {} bytes of workspace for {} keys, the limit is {}", least,
                                        end, limits_.workspace_bytes));
-  }
-  if (profile_.name == nominal_profile(attention_, limits_.device).name && hints_.force != path) {
-    option.caveat = algorithm.caveat();
   }
   if (option.unmet.empty()) {
     const attention::Extents extents{.rows = end - begin,
@@ -185,12 +182,10 @@ void Router::route_forced(RequestPlan& plan, const std::array<Option, 3>& option
 void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& options) const {
   const std::int64_t begin = plan.context_len;
   const std::int64_t end = begin + plan.query_len;
-  // One with a caveat only where nothing else can run.
   const auto cheapest = [](const std::array<Option, 3>& of) {
-    const auto rank = [](const Option& option) { return std::pair(!option.caveat.empty(), option.predicted_ms); };
     const Option* best = nullptr;
     for (const Option& option : of) {
-      if (option.unmet.empty() && (best == nullptr || rank(option) < rank(*best))) {
+      if (option.unmet.empty() && (best == nullptr || option.predicted_ms < best->predicted_ms)) {
         best = &option;
       }
     }
@@ -254,9 +249,6 @@ void Router::list_alternatives(RequestPlan& plan, const std::array<Option, 3>& o
   for (const Option& option : options) {
     if (option.path != plan.path) {
       plan.alternatives.push_back({option.path, option.predicted_ms, option.unmet});
-      if (option.unmet.empty() && !option.caveat.empty()) {
-        plan.alternatives.back().unmet.push_back(option.caveat);
-      }
     }
   }
 }

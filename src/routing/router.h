@@ -29,7 +29,6 @@ class Router {
     Path path = Path::topk_mqa;
     double predicted_ms = 0.0;
     std::vector<std::string> unmet;
-    std::string caveat;  ///< against choosing it while another can run
   };
 
   [[nodiscard]] Option evaluate(Path path, std::int64_t begin, std::int64_t end) const;

@@ -199,6 +199,71 @@ TEST_F(TopkMqa, ASelectionOfNothing) {
   }
 }
 
+// ---- layers that share a selection ----------------------------------------------------------------------------------
+
+/// Calls a plan twice, the second time as another layer with the selection of the first.
+class TwoLayers {
+ public:
+  TwoLayers(const AttentionCase& problem, std::int64_t limit)
+      : problem_(problem),
+        on_device_(problem),
+        plan_(plan_topk(problem, limit)),
+        workspace_(std::max<std::int64_t>(plan_.workspace_bytes(), 1)) {
+    workspace_.fill(std::byte{0xff});
+    first_ = run(on_device_.inputs());
+  }
+  [[nodiscard]] const OutputBuffer& first() const { return *first_; }
+  /// @param index  where the second call finds the selection
+  [[nodiscard]] OutputBuffer second(const View<const std::int32_t>& index) const {
+    Inputs inputs = on_device_.inputs();
+    inputs.selection.index = index;
+    inputs.selection_kept = true;
+    return run(inputs);
+  }
+  [[nodiscard]] View<const std::int32_t> selection() const { return on_device_.inputs().selection.index; }
+
+ private:
+  [[nodiscard]] OutputBuffer run(const Inputs& inputs) const {
+    OutputBuffer result = problem_.output_buffer();
+    const OutputsOnDevice outputs(result.outputs());
+    attend(plan_, on_device_.weights(), inputs, outputs.get(),
+           {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, Stream{});
+    device::cuda::synchronize(Stream{});
+    outputs.bring_back();
+    return result;
+  }
+
+  const AttentionCase& problem_;
+  CaseOnDevice on_device_;
+  Plan plan_;
+  device::cuda::DeviceBuffer workspace_;
+  std::optional<OutputBuffer> first_;
+};
+
+TEST_F(TopkMqa, ListsAreUsedAgainWhereTheWorkspaceHasThem) {
+  CaseSpec some = spec(16, {{70, 100}, {5, 60}});
+  some.with_count = false;
+  for (const SelectionSpace space : {SelectionSpace::request_position, SelectionSpace::cache_slot}) {
+    some.space = space;
+    const AttentionCase problem(some);
+    const device::cuda::DeviceArray<std::int32_t> nothing(
+        std::vector<std::int32_t>(static_cast<std::size_t>(problem.tokens() * some.width), -1));
+    const TwoLayers layers(problem, kNoLimit);
+    expect_oracle(problem, layers.first());
+    // The second call does not read the selection: with this one it would attend to nothing.
+    const OutputBuffer again = layers.second(View<const std::int32_t>(nothing.data(), {problem.tokens(), some.width}));
+    EXPECT_EQ(layers.first().bits(), again.bits());
+  }
+}
+
+TEST_F(TopkMqa, ListsAreMadeAgainWhereSlicesTookTheirRoom) {
+  const AttentionCase problem(spec(16, {{70, 100}, {130, 60}}));
+  const std::int64_t everything = plan_topk(problem).workspace_bytes();
+  const TwoLayers layers(problem, everything / 2);
+  expect_oracle(problem, layers.first());
+  EXPECT_EQ(layers.first().bits(), layers.second(layers.selection()).bits());
+}
+
 // ---- bits -----------------------------------------------------------------------------------------------------------
 
 TEST_F(TopkMqa, BitsDoNotDependOnAnotherRequestsKeys) {
@@ -403,21 +468,21 @@ TEST_F(TopkMqa, RefusesWhatItHasNoRoomForOrCannotRead) {
   EXPECT_EQ(message_of(problem, inputs).rfind("q: ", 0), 0U) << message_of(problem, inputs);
 }
 
-TEST_F(TopkMqa, IsChosenByNominalRatesOnlyWhereNothingElseCanRun) {
-  CaseSpec some = spec(4, {{5, 200}});
-  some.geometry = {4, 512, 64, 64, 128};  // the MHA kernel is compiled for 128/128
-  const AttentionCase both(some);
-  const Plan without = plan_on_gpu(both, both.batch(), std::nullopt);
-  EXPECT_EQ(without.requests()[0].path, Path::masked_mha);
-  const auto& alternatives = without.requests()[0].alternatives;
-  const auto topk = std::ranges::find(alternatives, Path::topk_mqa, &Alternative::path);
-  ASSERT_NE(topk, alternatives.end());
-  ASSERT_EQ(topk->unmet.size(), 1U);
-  EXPECT_NE(topk->unmet[0].find("has not been measured"), std::string::npos) << topk->unmet[0];
-
-  some.geometry.v_head_dim = 64;
-  const AttentionCase only(some);
-  EXPECT_EQ(plan_on_gpu(only, only.batch(), std::nullopt).requests()[0].path, Path::topk_mqa);
+TEST_F(TopkMqa, IsChosenWhereItIsPredictedFastest) {
+  const auto path_of = [](std::int32_t tokens) {
+    Attention attention;
+    attention.geometry = {16, 512, 192, 64, 256};
+    attention.scale = 0.0625;
+    attention.compute = DType::bfloat16;
+    attention.format = CacheFormat::bfloat16;
+    attention.rule = SelectionRule::lightning(2048);
+    Limits limits;
+    limits.device.cuda = gpu();
+    const std::int32_t lengths[] = {tokens};
+    return plan(attention, Batch{.query_len = lengths, .seq_len_bound = lengths}, limits).requests()[0].path;
+  };
+  EXPECT_EQ(path_of(2048), Path::dense_mha);
+  EXPECT_EQ(path_of(16384), Path::topk_mqa);
 }
 
 TEST_F(TopkMqa, OtherGeometriesAreRefusedWithTheReason) {

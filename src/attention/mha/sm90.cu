@@ -122,8 +122,8 @@ struct SharedStorage {
   alignas(1024) bf16 q[kConsumers][kRowsOfGroup * C::kQk];
   alignas(1024) bf16 k[C::kStages][C::kKeys * C::kQk];
   alignas(1024) bf16 v[C::kStages][C::kKeys * C::kV];
-  alignas(8) std::uint64_t full_q;
-  std::uint64_t empty_q;
+  alignas(8) std::uint64_t full_q[kConsumers];
+  std::uint64_t empty_q[kConsumers];
   std::uint64_t full_k[C::kStages];
   std::uint64_t empty_k[C::kStages];
   std::uint64_t full_v[C::kStages];
@@ -233,17 +233,15 @@ __device__ void produce(const Params& p, SharedStorage<C>& smem) {
     }
     // Its answer is needed at the end of this tile only.
     const std::int32_t next = static_cast<std::int32_t>(gridDim.x) + atomicAdd(p.counter, 1);
-    if (work.key_tiles > 0) {
-      Barrier::wait(&smem.empty_q, q_phase ^ 1U);
-      q_phase ^= 1U;
-      TransactionBarrier::arrive_and_expect_tx(&smem.full_q, C::kQueryBytes);
-      for (int group = 0; group < kConsumers; ++group) {
-        for (int block = 0; block < C::kQk / kColumnBlock; ++block) {
-          load(p.query, smem.full_q, smem.q[group] + block * kColumnBlock * kRowsOfGroup, block * kColumnBlock,
-               work.head, work.token + group * kRowsOfGroup);
-        }
+    const auto load_q = [&](int group) {
+      Barrier::wait(&smem.empty_q[group], q_phase ^ 1U);
+      std::uint64_t& full = smem.full_q[group];
+      TransactionBarrier::arrive_and_expect_tx(&full, C::kQueryBytes / kConsumers);
+      for (int block = 0; block < C::kQk / kColumnBlock; ++block) {
+        load(p.query, full, smem.q[group] + block * kColumnBlock * kRowsOfGroup, block * kColumnBlock, work.head,
+             work.token + group * kRowsOfGroup);
       }
-    }
+    };
     const auto load_k = [&](int tile) {
       Barrier::wait(&smem.empty_k[k_stage.index], k_stage.phase ^ 1U);
       std::uint64_t& full = smem.full_k[k_stage.index];
@@ -271,7 +269,11 @@ __device__ void produce(const Params& p, SharedStorage<C>& smem) {
       v_stage.advance();
     };
     if (work.key_tiles > 0) {
+      // One group may begin while the other is at its last tile.
+      load_q(0);
       load_k(work.key_tiles - 1);
+      load_q(1);
+      q_phase ^= 1U;
     }
     const TileWork following = describe<C>(p, next);
     for (int tile = work.key_tiles - 1; tile >= 0; --tile) {
@@ -478,20 +480,28 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
       }
     };
 
+    /// The next tile's queries may come while the last keys of this one are still worked on.
+    const auto finish_qk = [&](int tile) {
+      release(smem.empty_k[k_stage.index]);
+      k_stage.advance();
+      if (tile == 0) {
+        release(smem.empty_q[group]);
+      }
+    };
+
     cute::clear(out);
     if (work.key_tiles > 0) {
       int tile = work.key_tiles - 1;
       if constexpr (C::kMasked) {
         mask.load(p, work.slice_row + group * kRowsOfGroup + row, tile, lane);
       }
-      Barrier::wait(&smem.full_q, q_phase);
+      Barrier::wait(&smem.full_q[group], q_phase);
       q_phase ^= 1U;
       Barrier::wait(&smem.full_k[k_stage.index], k_stage.phase);
       start_qk(k_stage.index);
       cute::warpgroup_wait<0>();
       cute::warpgroup_fence_operand(scores);
-      release(smem.empty_k[k_stage.index]);
-      k_stage.advance();
+      finish_qk(tile);
       hide(tile);
       soften();
       keep_weights();
@@ -509,8 +519,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
         cutlass::arch::NamedBarrier::arrive(kConsumers * kWarpGroup, kTurn + 1 - group);
         cute::warpgroup_wait<1>();
         cute::warpgroup_fence_operand(scores);
-        release(smem.empty_k[k_stage.index]);
-        k_stage.advance();
+        finish_qk(tile);
         hide(tile);
         soften();
         cute::warpgroup_wait<0>();
@@ -519,7 +528,6 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
         v_stage.advance();
         keep_weights();
       }
-      release(smem.empty_q);
       rescale();
       Barrier::wait(&smem.full_v[v_stage.index], v_stage.phase);
       start_pv(v_stage.index);
@@ -592,8 +600,10 @@ __global__ void __launch_bounds__(kThreads, 1) mha_kernel(const __grid_constant_
   auto& smem = *device::cuda::dynamic_shared<SharedStorage<C>>();
   const int group = static_cast<int>(threadIdx.x) / kWarpGroup;
   if (threadIdx.x == 0) {
-    Barrier::init(&smem.full_q, 1);
-    Barrier::init(&smem.empty_q, kConsumers * 4);
+    for (int i = 0; i < kConsumers; ++i) {
+      Barrier::init(&smem.full_q[i], 1);
+      Barrier::init(&smem.empty_q[i], 4);
+    }
     for (int i = 0; i < C::kStages; ++i) {
       Barrier::init(&smem.full_k[i], 1);
       Barrier::init(&smem.full_v[i], 1);

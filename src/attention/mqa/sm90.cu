@@ -54,7 +54,7 @@ using device::cuda::check;
 /// more than the others give back waits for ever.
 template <CacheFormat kFormat>
 struct Registers {
-  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 208;
+  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 200;
   static constexpr std::uint32_t kProducer = 3 * 168 - kConsumers * kConsumer;
 };
 
@@ -67,8 +67,11 @@ __global__ void __launch_bounds__(kThreads, 1) mqa_kernel(const __grid_constant_
     Barrier::init(&smem.full_q, kWarpGroup);
     Barrier::init(&smem.empty_q, kConsumers * kWarps);
     for (int i = 0; i < 2; ++i) {
+      // A rope key that is copied beside converted columns arrives by itself.
+      constexpr bool kMixed = kFormat == CacheFormat::fp8_ds_mla && kQk > kRank;
+      Barrier::init(&smem.full_k[i][0], kWarpGroup);
+      Barrier::init(&smem.full_k[i][1], kMixed ? 2 * kWarpGroup : kWarpGroup);
       for (int half = 0; half < kConsumers; ++half) {
-        Barrier::init(&smem.full_k[i][half], kWarpGroup);
         Barrier::init(&smem.empty_k[i][half], kWarps);
       }
       Barrier::init(&smem.full_work[i], 1);

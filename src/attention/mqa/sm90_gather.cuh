@@ -140,101 +140,94 @@ struct Place {
         target(row * kRowBytes + ((chunk ^ row % kChunks) * kChunkBytes)) {}
 };
 
-/// Brings keys into a buffer a part at a time: `fetch` may start what does not need the buffer, `store` needs it free
-/// and arrives at the barrier once everything is there.
-template <CacheFormat kFormat>
-class KeyCopies;
-
-/// bfloat16 needs no registers.
-template <>
-class KeyCopies<CacheFormat::bfloat16> {
- public:
-  __device__ explicit KeyCopies(const KeyRows& /*keys*/, const Place& place) : place_(place) {}
-
-  template <int kFirst, int kEnd>
-  __device__ void fetch(const SourceRows& /*rows*/) {}
-  /// Column blocks [kFirst, kEnd).
-  template <int kFirst, int kEnd>
-  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
+/// Copies column blocks [kFirst, kEnd) of bfloat16 rows.
+template <int kFirst, int kEnd>
+__device__ void copy_columns(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows, const Place& place) {
 #pragma unroll
-    for (int c = kFirst; c < kEnd; ++c) {
-      copy_column_block(buffer[c] + place_.target, rows, c * kRowBytes + place_.chunk * kChunkBytes);
-    }
+  for (int c = kFirst; c < kEnd; ++c) {
+    copy_column_block(buffer[c] + place.target, rows, c * kRowBytes + place.chunk * kChunkBytes);
   }
-  __device__ static void arrive(std::uint64_t& barrier) { cutlass::arch::cpasync_barrier_arrive_noinc(&barrier); }
+}
 
- private:
-  Place place_;
-};
-
-/// Quantised rows go through registers: codes are asked for while the buffer is still read, and become bfloat16 on
-/// their way into it, rounded once.
+/// A thread's codes of quantised rows, which become bfloat16 on their way into a buffer, rounded once. There is room
+/// for half a row: while a column block is converted, the next three are on their way.
 template <CacheFormat kFormat>
-class KeyCopies {
+class Codes {
  public:
   static constexpr bool kGroups = kFormat == CacheFormat::fp8_ds_mla;
   static_assert(kGroups || kFormat == CacheFormat::fp8);
 
-  __device__ KeyCopies(const KeyRows& keys, const Place& place) : scale_(keys.scale), place_(place) {}
+  __device__ Codes(const KeyRows& keys, const Place& place) : scale_(keys.scale), place_(place) {}
 
-  template <int kFirst, int kEnd>
-  __device__ void fetch(const SourceRows& rows) {
+  __device__ void fetch_half(const SourceRows& rows) {
+    fetch<0>(rows);
+    fetch<1>(rows);
+    fetch<2>(rows);
+    fetch<3>(rows);
+  }
+
+  /// Stores a column block, and asks for the one that is half a row further; of the next block's rows, from the right
+  /// half on.
+  template <int kColumnBlock>
+  __device__ void step(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
 #pragma unroll
     for (int i = 0; i < kRowsAThread; ++i) {
+      const float scale = kGroups ? scales_[group_of(kColumnBlock)][i] : scale_;
+      put(buffer[kColumnBlock], i, convert(codes_[kColumnBlock % kHalfBlocks][i], scale));
+    }
+    fetch<(kColumnBlock + kHalfBlocks) % kLatentBlocks>(rows);
+  }
+
+  /// The rope key where it is quantised.
+  __device__ void fetch_rope(const SourceRows& rows) {
 #pragma unroll
-      for (int c = kFirst; c < kEnd; ++c) {
-        if (kGroups && c >= kLatentBlocks) {
-          rope_[i] = !rows.exists[i]
-                         ? uint4{}
-                         : __ldg(reinterpret_cast<const uint4*>(rows.data[i] + cache::kRopeOffset) + place_.chunk);
-        } else {
-          codes_[c - kFirst][i] =
-              !rows.exists[i] ? uint2{}
-                              : __ldg(reinterpret_cast<const uint2*>(rows.data[i] + c * kColumns) + place_.chunk);
-        }
-      }
-      if constexpr (kGroups) {
-#pragma unroll
-        for (int g = 0; g < kHalfGroups; ++g) {
-          scales_[g][i] = !rows.exists[i] ? 0.0F
-                                          : __ldg(reinterpret_cast<const float*>(rows.data[i] + cache::kScaleOffset) +
-                                                  kFirst / kBlocksAGroup + g);
-        }
-      }
+    for (int i = 0; i < kRowsAThread; ++i) {
+      rope_[i] = read<uint2>(rows, i, kRank, place_.chunk);
     }
   }
-  template <int kFirst, int kEnd>
-  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& /*rows*/) {
+  __device__ void store_rope(std::byte (*buffer)[kColumnBlockBytes]) const {
 #pragma unroll
-    for (int c = kFirst; c < kEnd; ++c) {
-#pragma unroll
-      for (int i = 0; i < kRowsAThread; ++i) {
-        uint4 values;
-        if (kGroups && c >= kLatentBlocks) {
-          values = rope_[i];
-        } else {
-          cache::cuda::LaneValues<cache::cuda::E4m3> codes;
-          codes.words[0] = codes_[c - kFirst][i];
-          const float scale = kGroups ? scales_[(c - kFirst) / kBlocksAGroup][i] : scale_;
-          values = cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(codes, scale), 1.0F).words[0];
-        }
-        *reinterpret_cast<uint4*>(buffer[c] + place_.target + i * kRowsAtOnce * kRowBytes) = values;
-      }
+    for (int i = 0; i < kRowsAThread; ++i) {
+      put(buffer[kLatentBlocks], i, convert(rope_[i], scale_));
     }
-  }
-  /// The products read what was stored through another proxy.
-  __device__ static void arrive(std::uint64_t& barrier) {
-    cutlass::arch::fence_view_async_shared();
-    Barrier::arrive(&barrier);
   }
 
  private:
   static constexpr int kBlocksAGroup = static_cast<int>(cache::kScaleGroupSize) / kColumns;
-  static constexpr int kHalfGroups = kHalfBlocks / kBlocksAGroup;
+  static_assert(kHalfBlocks == 4 && kBlocksAGroup == 2, "codes of four column blocks, scales of two groups");
 
-  uint2 codes_[kHalfBlocks + 1][kRowsAThread];  ///< the rope key's last, where it is quantised
-  uint4 rope_[kGroups ? kRowsAThread : 1];
-  float scales_[kGroups ? kHalfGroups : 1][kRowsAThread];
+  /// Where a column block's scales are kept.
+  static constexpr __device__ int group_of(int column_block) { return column_block / kBlocksAGroup % 2; }
+
+  template <int kColumnBlock>
+  __device__ void fetch(const SourceRows& rows) {
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      codes_[kColumnBlock % kHalfBlocks][i] = read<uint2>(rows, i, kColumnBlock * kColumns, place_.chunk);
+      // With a group's last column block, when those of the group before it have been stored.
+      if (kGroups && kColumnBlock % kBlocksAGroup == kBlocksAGroup - 1) {
+        scales_[group_of(kColumnBlock)][i] = read<float>(rows, i, cache::kScaleOffset, kColumnBlock / kBlocksAGroup);
+      }
+    }
+  }
+  /// Element `index` of those that begin at a row's byte `offset`.
+  template <class T>
+  __device__ static T read(const SourceRows& rows, int i, std::int64_t offset, int index) {
+    const T* from = reinterpret_cast<const T*>(rows.data[i]) + index + offset / std::int64_t{sizeof(T)};
+    return rows.exists[i] ? __ldg(from) : T{};
+  }
+  __device__ static uint4 convert(const uint2& words, float scale) {
+    cache::cuda::LaneValues<cache::cuda::E4m3> codes;
+    codes.words[0] = words;
+    return cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(codes, scale), 1.0F).words[0];
+  }
+  __device__ void put(std::byte* column_block, int i, const uint4& values) const {
+    *reinterpret_cast<uint4*>(column_block + place_.target + i * kRowsAtOnce * kRowBytes) = values;
+  }
+
+  uint2 codes_[kHalfBlocks][kRowsAThread];
+  uint2 rope_[kRowsAThread];
+  float scales_[2][kRowsAThread];
   float scale_;
   Place place_;
 };
@@ -304,23 +297,69 @@ class Producer {
 
   __device__ void load_keys(const TileWork& work) {
     RowFinder finder(p_, work);
-    KeyCopies<kFormat> copies(p_.keys, place_);
     SourceRows rows = finder.next();
-    copies.template fetch<0, kHalfBlocks>(rows);
-    for (int block = 0; block < work.blocks; ++block) {
-      const auto b = static_cast<unsigned>(block % 2);
-      const std::uint32_t free_phase = (k_phases_ >> b & 1U) ^ 1U;
-      Barrier::wait(&smem_.empty_k[b][0], free_phase);
-      copies.template store<0, kHalfBlocks>(smem_.k[b], rows);
-      copies.arrive(smem_.full_k[b][0]);
-      copies.template fetch<kHalfBlocks, kQk / kColumns>(rows);
-      Barrier::wait(&smem_.empty_k[b][1], free_phase);
-      copies.template store<kHalfBlocks, kQk / kColumns>(smem_.k[b], rows);
-      copies.arrive(smem_.full_k[b][1]);
+    if constexpr (kFormat == CacheFormat::bfloat16) {
+      copy_keys(work.blocks, finder, rows);
+    } else {
+      convert_keys(work.blocks, finder, rows);
+    }
+  }
+
+  __device__ void copy_keys(int blocks, RowFinder& finder, SourceRows& rows) {
+    for (int block = 0; block < blocks; ++block) {
+      const int b = block % 2;
+      wait_until_free(b, 0);
+      copy_columns<0, kHalfBlocks>(smem_.k[b], rows, place_);
+      cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_k[b][0]);
+      wait_until_free(b, 1);
+      copy_columns<kHalfBlocks, kQk / kColumns>(smem_.k[b], rows, place_);
+      cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_k[b][1]);
       k_phases_ ^= 1U << b;
       rows = finder.next();
-      copies.template fetch<0, kHalfBlocks>(rows);
     }
+  }
+
+  __device__ void convert_keys(int blocks, RowFinder& finder, SourceRows& rows) {
+    constexpr bool kRopeCodes = kQk > kRank && kFormat == CacheFormat::fp8;
+    Codes<kFormat> codes(p_.keys, place_);
+    codes.fetch_half(rows);
+    for (int block = 0; block < blocks; ++block) {
+      const int b = block % 2;
+      std::byte(*buffer)[kColumnBlockBytes] = smem_.k[b];
+      if constexpr (kRopeCodes) {
+        codes.fetch_rope(rows);
+      }
+      wait_until_free(b, 0);
+      codes.template step<0>(buffer, rows);
+      codes.template step<1>(buffer, rows);
+      codes.template step<2>(buffer, rows);
+      codes.template step<3>(buffer, rows);
+      arrive_after_stores(smem_.full_k[b][0]);
+      wait_until_free(b, 1);
+      if constexpr (kRopeCodes) {
+        codes.store_rope(buffer);
+      } else if constexpr (kQk > kRank) {
+        copy_column_block(buffer[kLatentBlocks] + place_.target, rows, cache::kRopeOffset + place_.chunk * kChunkBytes);
+        cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_k[b][1]);
+      }
+      rows = finder.next();
+      codes.template step<4>(buffer, rows);
+      codes.template step<5>(buffer, rows);
+      codes.template step<6>(buffer, rows);
+      codes.template step<7>(buffer, rows);
+      arrive_after_stores(smem_.full_k[b][1]);
+      k_phases_ ^= 1U << b;
+    }
+  }
+
+  /// Waits until half `half` of buffer `b` may be filled.
+  __device__ void wait_until_free(int b, int half) {
+    Barrier::wait(&smem_.empty_k[b][half], (k_phases_ >> b & 1U) ^ 1U);
+  }
+  /// The products read what was stored through another proxy.
+  __device__ static void arrive_after_stores(std::uint64_t& barrier) {
+    cutlass::arch::fence_view_async_shared();
+    Barrier::arrive(&barrier);
   }
 
   const Params& p_;

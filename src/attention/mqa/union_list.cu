@@ -2,7 +2,8 @@
 //
 // Selections to union lists: what the rows of a tile attend to together, and which row attends to what.
 //
-// A block of 256 threads makes a tile's list, in windows of as many keys as its shared memory has bitmaps for:
+// A block of 256 threads, or of 128 for one or two rows, makes a tile's list, in windows of as many keys as its shared
+// memory has bitmaps for:
 //   1. a bitmap for each row is cleared and the row's selection read, four entries a lane, bits being set by atomics.
 //      Warps share the rows; of fewer than 8 rows, several warps share one's columns. Covered rows set all causal bits;
 //   2. the warps share the window's words, a run each. The rows' words are joined, their bits counted and the counts
@@ -12,10 +13,10 @@
 //      lane g stores the mask of row g. Where 64 ranks began in an earlier window, their masks are joined with what
 //      that one wrote. A single row has every key of its list: no key is tested.
 // A row's selection is read once for each window.
-// Shared memory: stages of 16 KB, and a bitmap of the longest request's keys for each row of a group, 96 KB at most: 5
-// blocks a multiprocessor (registers allow no more) while the bitmaps take no more than 27 KB, as those of 8 rows and
-// 16,384 keys do; 2 at worst. The rows that a tile really has share the bitmaps. Lanes of a warp read neighbouring
-// words of one row: no pitch is needed.
+// Shared memory: a stage of 2 KB for each warp, and a bitmap of the longest request's keys for each row of a group, 96 KB
+// at most: 40 warps a multiprocessor (registers allow no more) while the bitmaps take no more than 27 KB, as those of 8
+// rows and 16,384 keys do; 16 at worst. The rows that a tile really has share the bitmaps. Lanes of a warp read
+// neighbouring words of one row: no pitch is needed.
 //
 // Bytes: 4 a selected entry read; 4 a key of a union and 8 a row and 64 keys written. 16,384 rows of 2,048 entries
 // among 16,384 keys: 134 MB read; in tiles of 4 rows whose unions have 5,000 keys each, 82 + 10 MB written. Floor
@@ -41,8 +42,11 @@ using cuda::expect;
 using cuda::kWarp;
 using cuda::SelectedKeys;
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * kWarp;
+/// Warps of a block: fewer for a tile of few rows, whose work would be lost among what each warp does for itself.
+constexpr std::int64_t kFewRows = 2;
+constexpr int kWarpsOfFew = 4;
+constexpr int kWarpsOfMany = 8;
+constexpr int kWarpsAtOnce = 40;  // of a multiprocessor: registers allow no more
 constexpr int kWordBits = 32;
 constexpr int kStage = kWarp * kWordBits;  // keys of a warp's 32 words
 constexpr int kBlock = static_cast<int>(kKeyBlock);
@@ -137,6 +141,7 @@ struct Window {
 };
 
 /// The words of a window that a warp makes keys of; runs of warps follow each other.
+template <int kWarps>
 struct Run {
   int begin;
   int end;
@@ -150,9 +155,9 @@ struct Run {
 };
 
 /// Sets the bits of a window's rows.
-template <bool kVector, bool kSlots>
+template <int kWarps, bool kVector, bool kSlots>
 __device__ void fill(const SelectedKeys& selected, const Tile& tile, const Window& window, int warp, int lane) {
-  for (int i = static_cast<int>(threadIdx.x); i < window.rows * window.words; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < window.rows * window.words; i += kWarps * kWarp) {
     window.bits[i] = 0;
   }
   __syncthreads();
@@ -180,7 +185,8 @@ __device__ void fill(const SelectedKeys& selected, const Tile& tile, const Windo
 }
 
 /// Keys of a warp's run, in every lane.
-__device__ std::uint32_t count_keys(const Window& window, const Run& run, int lane) {
+template <int kWarps>
+__device__ std::uint32_t count_keys(const Window& window, const Run<kWarps>& run, int lane) {
   std::uint32_t count = 0;
   for (int word = run.begin + lane; word < run.end; word += kWarp) {
     count += static_cast<std::uint32_t>(__popc(window.joined(word)));
@@ -193,8 +199,9 @@ __device__ std::uint32_t count_keys(const Window& window, const Run& run, int la
 }
 
 /// Stores the keys of a warp's run, ascending, from keys[rank] on; those at `capacity` and beyond are left out.
-__device__ void store_keys(const Window& window, const Run& run, std::uint32_t rank, std::uint32_t capacity, int lane,
-                           std::uint16_t* stage, std::int32_t* keys) {
+template <int kWarps>
+__device__ void store_keys(const Window& window, const Run<kWarps>& run, std::uint32_t rank, std::uint32_t capacity,
+                           int lane, std::uint16_t* stage, std::int32_t* keys) {
   for (int first = run.begin; first < run.end; first += kWarp) {
     const int own = first + lane;
     std::uint32_t word = own < run.end ? window.joined(own) : 0;
@@ -225,6 +232,7 @@ __device__ void store_keys(const Window& window, const Run& run, std::uint32_t r
 }
 
 /// Stores the masks of ranks [begin, end), whose keys are the window's.
+template <int kWarps>
 __device__ void store_masks(const Window& window, std::uint32_t begin, std::uint32_t end, int group, int warp, int lane,
                             const std::int32_t* keys, std::uint64_t* masks) {
   for (std::uint32_t b = begin / kBlock + static_cast<std::uint32_t>(warp); b * kBlock < end; b += kWarps) {
@@ -261,16 +269,17 @@ __device__ void store_masks(const Window& window, std::uint32_t begin, std::uint
 }
 
 /// Stores the masks of `total` keys that the tile's only row has.
+template <int kWarps>
 __device__ void store_full_masks(std::uint32_t total, std::uint32_t blocks, int group, std::uint64_t* masks) {
-  for (std::int64_t i = threadIdx.x; i < std::int64_t{blocks} * group; i += kThreads) {
+  for (std::int64_t i = threadIdx.x; i < std::int64_t{blocks} * group; i += kWarps * kWarp) {
     const std::uint32_t left = total - static_cast<std::uint32_t>(i / group) * kBlock;
     const std::uint64_t full = left >= kBlock ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
     masks[i] = i % group == 0 ? full : 0;
   }
 }
 
-template <bool kVector, bool kSlots>
-__global__ void __launch_bounds__(kThreads, 5) union_list_kernel(const UnionParams p) {
+template <int kWarps, bool kVector, bool kSlots>
+__global__ void __launch_bounds__(kWarps* kWarp, kWarpsAtOnce / kWarps) union_list_kernel(const UnionParams p) {
   auto* bitmaps = device::cuda::dynamic_shared<std::uint32_t>();
   __shared__ std::uint16_t stages[kWarps][kStage];
   __shared__ std::uint32_t counts[kWarps];
@@ -290,10 +299,10 @@ __global__ void __launch_bounds__(kThreads, 5) union_list_kernel(const UnionPara
     const std::uint32_t left = static_cast<std::uint32_t>(tile.visible) - first;
     const int words = min(static_cast<int>((left + kWordBits - 1) / kWordBits), tile.window_words);
     const Window window{bitmaps, static_cast<std::int32_t>(first), words, tile.rows};
-    fill<kVector, kSlots>(p.selected, tile, window, warp, lane);
+    fill<kWarps, kVector, kSlots>(p.selected, tile, window, warp, lane);
     __syncthreads();
 
-    const Run run(window, warp);
+    const Run<kWarps> run(window, warp);
     const std::uint32_t count = count_keys(window, run, lane);
     if (lane == 0) {
       counts[warp] = count;
@@ -310,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, 5) union_list_kernel(const UnionPara
     store_keys(window, run, rank, capacity, lane, stages[warp], tile.keys);
     __syncthreads();
     if (tile.rows > 1) {
-      store_masks(window, begin, total, p.group, warp, lane, tile.keys, tile.masks);
+      store_masks<kWarps>(window, begin, total, p.group, warp, lane, tile.keys, tile.masks);
       __syncthreads();
     }
     first += static_cast<std::uint32_t>(tile.window_words) * kWordBits;
@@ -318,9 +327,9 @@ __global__ void __launch_bounds__(kThreads, 5) union_list_kernel(const UnionPara
 
   const std::uint32_t blocks = (total + kBlock - 1) / kBlock;
   if (tile.rows == 1) {
-    store_full_masks(total, blocks, p.group, tile.masks);
+    store_full_masks<kWarps>(total, blocks, p.group, tile.masks);
   }
-  for (std::uint32_t i = total + threadIdx.x; i < blocks * kBlock; i += kThreads) {
+  for (std::uint32_t i = total + threadIdx.x; i < blocks * kBlock; i += kWarps * kWarp) {
     tile.keys[i] = -1;
   }
   if (threadIdx.x == 0) {
@@ -330,9 +339,16 @@ __global__ void __launch_bounds__(kThreads, 5) union_list_kernel(const UnionPara
 
 using Kernel = void (*)(UnionParams);
 
-Kernel kernel_for(bool vector, bool slots) {
-  return slots ? (vector ? union_list_kernel<true, true> : union_list_kernel<false, true>)
-               : (vector ? union_list_kernel<true, false> : union_list_kernel<false, false>);
+template <int kWarps>
+Kernel kernel_of(bool vector, bool slots) {
+  return slots ? (vector ? union_list_kernel<kWarps, true, true> : union_list_kernel<kWarps, false, true>)
+               : (vector ? union_list_kernel<kWarps, true, false> : union_list_kernel<kWarps, false, false>);
+}
+
+int warps_for(std::int64_t group) { return group <= kFewRows ? kWarpsOfFew : kWarpsOfMany; }
+
+Kernel kernel_for(std::int64_t group, bool vector, bool slots) {
+  return group <= kFewRows ? kernel_of<kWarpsOfFew>(vector, slots) : kernel_of<kWarpsOfMany>(vector, slots);
 }
 
 template <class T>
@@ -364,9 +380,11 @@ void validate(const UnionPass& pass) {
 }  // namespace
 
 void load_union_lists() {
-  for (const bool vector : {false, true}) {
-    for (const bool slots : {false, true}) {
-      device::cuda::allow_shared_memory(kernel_for(vector, slots), kMostBytes);
+  for (const std::int64_t group : {kFewRows, kMostRows}) {
+    for (const bool vector : {false, true}) {
+      for (const bool slots : {false, true}) {
+        device::cuda::allow_shared_memory(kernel_for(group, vector, slots), kMostBytes);
+      }
     }
   }
 }
@@ -393,9 +411,10 @@ void build_union_lists(const UnionPass& pass, Stream stream) {
       .bitmap_words = static_cast<std::int32_t>(bytes) / static_cast<std::int32_t>(sizeof(std::uint32_t)),
       .keys_bound = static_cast<std::int32_t>(pass.keys_bound),
   };
-  const Kernel kernel = kernel_for(selected.is_vector(), pass.selection.space == SelectionSpace::cache_slot);
+  const Kernel kernel =
+      kernel_for(pass.group, selected.is_vector(), pass.selection.space == SelectionSpace::cache_slot);
   device::cuda::allow_shared_memory(kernel, kMostBytes);
-  device::cuda::launch("union lists", kernel, static_cast<unsigned>(pass.tiles.dim(0)), kThreads,
+  device::cuda::launch("union lists", kernel, static_cast<unsigned>(pass.tiles.dim(0)), warps_for(pass.group) * kWarp,
                        static_cast<std::size_t>(bytes), stream, params);
 }
 

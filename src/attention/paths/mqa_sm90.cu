@@ -30,6 +30,7 @@ class MqaRun {
       : call_(call),
         attention_(call.plan.attention()),
         geometry_(attention_.geometry),
+        extents_(extents),
         tables_(tables),
         memory_(arena, attention_, extents, call.plan.blocking(Path::topk_mqa)),
         device_(call.plan.device().cuda->state()),
@@ -40,7 +41,7 @@ class MqaRun {
         stream_(stream) {}
 
   void run() {
-    if (attention_.space == SelectionSpace::cache_slot) {
+    if (attention_.space == SelectionSpace::cache_slot && !lists_are_kept()) {
       map_.entries = View<std::uint64_t>(memory_.page_map, {requests_, memory_.page_map_entries});
       cuda::build_page_map(call_.inputs.cache, call_.inputs.requests, map_, stream_);
     }
@@ -65,6 +66,11 @@ class MqaRun {
   }
 
  private:
+  /// Whether the workspace still has the lists of the call before. Slices, and other paths, take each other's room.
+  [[nodiscard]] bool lists_are_kept() const {
+    return call_.inputs.selection_kept && extents_.other_rows == 0 && tables_.passes.slices.size() == 1;
+  }
+
   /// Writes a stage's keys to the workspace, latent and rope key of each next to each other.
   [[nodiscard]] mqa::sm90::KeyRows convert(const MqaStage& stage) const {
     const std::int64_t row = geometry_.latent_dim();
@@ -122,6 +128,9 @@ class MqaRun {
         .tiles = View<mqa::UnionTile>(memory_.union_tiles, {slice.num_tiles}),
         .keys = View<std::int32_t>(memory_.list_keys, {slice.num_tiles, capacity}),
         .masks = View<std::uint64_t>(memory_.list_masks, {slice.num_tiles, capacity / mqa::kKeyBlock, memory_.group})};
+    if (lists_are_kept()) {
+      return lists;
+    }
     mqa::build_union_lists(
         {.rule = attention_.rule,
          .selection = call_.inputs.selection,
@@ -164,6 +173,7 @@ class MqaRun {
   const Call& call_;
   const Attention& attention_;
   const Geometry& geometry_;
+  const Extents& extents_;
   const MqaTables& tables_;
   MqaMemory memory_;
   CudaDevice::State& device_;
@@ -193,10 +203,6 @@ std::vector<std::string> MqaSm90::unmet_by_rows(const Attention& attention, std:
                     std::to_string(g.qk_nope_head_dim) + " and " + std::to_string(g.v_head_dim));
   }
   return unmet;
-}
-
-std::string MqaSm90::caveat() const {
-  return "its rate on a GPU has not been measured: it is taken where it is forced, or by the rates of a profile";
 }
 
 Work MqaSm90::count_work(const Attention& attention, std::int64_t begin, std::int64_t end,

@@ -28,7 +28,6 @@ struct MqaTables {
 /// union lists, absorb the up-projection into the queries, attend to the latents and project what comes out.
 class MqaSm90 final : public PathAlgorithm {
  public:
-  [[nodiscard]] std::string caveat() const override;
   [[nodiscard]] Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
                                 std::int64_t query_slice) const override;
   [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,

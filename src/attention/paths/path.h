@@ -68,8 +68,6 @@ class PathAlgorithm {
   /// Reasons why it cannot serve rows [begin, end) of a request; empty when it can.
   [[nodiscard]] std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
                                                             std::int64_t end, bool exact) const;
-  /// Why it should not be chosen by nominal rates, which are nobody's measurements; empty where it may.
-  [[nodiscard]] virtual std::string caveat() const { return {}; }
   /// @param query_slice  rows at once, >= 1
   [[nodiscard]] virtual Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
                                         std::int64_t query_slice) const = 0;

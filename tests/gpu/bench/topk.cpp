@@ -155,7 +155,8 @@ class Data {
 };
 
 /// Lists and kernel for so many heads, apart and together.
-void bench_heads(const Bench& bench, const Data& data, std::int64_t heads, const char* note, int multiprocessors) {
+/// @return what both take, in microseconds
+double bench_heads(const Bench& bench, const Data& data, std::int64_t heads, const char* note, int multiprocessors) {
   const Step& step = data.step();
   const std::int64_t group = attention::mqa::group_of(heads);
   const std::int64_t num_tiles = attention::mqa::most_tiles(step.queries, group);
@@ -210,8 +211,34 @@ void bench_heads(const Bench& bench, const Data& data, std::int64_t heads, const
   const double attended = bench.time("kernel  " + name, 0.0, flops, [&](Stream stream) {
     attention::mqa::sm90::launch(pass, multiprocessors, stream);
   });
-  fmt::print("    both {:.3f} ms, {:.0f} keys a tile of {}\n", (built + attended) / 1e3,
-             blocks * 64.0 / static_cast<double>(num_tiles), group);
+  const double both = built + attended;
+  fmt::print("    both {:.3f} ms, {:.0f} keys a tile of {}, {:.4f} ns a tile and key\n", both / 1e3,
+             blocks * 64.0 / static_cast<double>(num_tiles), group, both * 1e3 / (blocks * 64.0));
+  return both;
+}
+
+/// Quantised rows, gathered by the kernel or converted first, beside bfloat16.
+void bench_formats(const Bench& bench, int multiprocessors) {
+  constexpr std::int64_t kHeads = 16;
+  const Step step{16384, 0, "drift:0.9", 64};
+  const double plain = bench_heads(bench, Data(step, CacheFormat::bfloat16), kHeads, "", multiprocessors);
+  const Geometry geometry{kHeads, kRank, 128, step.rope, 128};
+  const DeviceArray<bfloat16> rows(step.keys() * geometry.latent_dim());
+  const View<bfloat16> latent(rows.data(), 2, {step.keys(), kRank}, {geometry.latent_dim(), 1});
+  const View<bfloat16> rope_key(rows.data() + kRank, 2, {step.keys(), step.rope}, {geometry.latent_dim(), 1});
+  const DeviceArray<cache::cuda::KeyRun> runs(
+      std::vector<cache::cuda::KeyRun>{{0, 0, static_cast<std::int32_t>(step.keys()), 0}});
+  for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
+    const Data data(step, format);
+    const std::string name(name_of(format));
+    const double direct = bench_heads(bench, data, kHeads, (", " + name).c_str(), multiprocessors);
+    const double converted = bench.time("convert " + name, 0.0, 0.0, [&](Stream stream) {
+      cache::cuda::gather(geometry, format, data.cache(), data.requests(),
+                          View<const cache::cuda::KeyRun>(runs.data(), {1}), latent, rope_key, stream);
+    });
+    fmt::print("    {}: {:.3f} of bf16 gathered directly, {:.3f} converted first\n", name, direct / plain,
+               (plain + converted) / plain);
+  }
 }
 
 }  // namespace
@@ -236,13 +263,11 @@ void bench_topk(const Bench& bench) {
     time({8192, context, "drift:0.9", 64}, {16, 8});
   }
   // The time of a tile and key at the end of ever more keys.
+  time({8192, 0, "drift:0.9", 64}, {16});
   for (const std::int64_t context : {0, 16384, 49152, 114688}) {
     time({16384, context, "drift:0.9", 64}, {16});
   }
-  for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
-    const Data data({16384, 0, "drift:0.9", 64}, format);
-    bench_heads(bench, data, 16, fmt::format(", {}", name_of(format)).c_str(), multiprocessors);
-  }
+  bench_formats(bench, multiprocessors);
 }
 
 }  // namespace headrace::bench
