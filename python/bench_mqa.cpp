@@ -145,6 +145,8 @@ void run_mqa(const HrMqa& mqa, const HrMqaCall& call) {
   expect_latents("out", out, mqa);
   mqa::sm90::Pass pass;
   pass.heads = g.num_heads;
+  pass.tokens = mqa.tokens;
+  pass.requests = mqa.requests;
   pass.has_rope = g.qk_rope_head_dim != 0;
   pass.scale = static_cast<float>(mqa.attention.scale);
   pass.query = query.data();

@@ -11,9 +11,10 @@ namespace headrace {
 
 void Attention::validate() const {
   geometry.validate();
-  // Kernels hold the scale in float32.
-  if (!std::isfinite(static_cast<float>(scale)) || scale <= 0.0) {
-    throw Error("attention.scale", "finite in float32 and > 0", fmt::format("{}", scale));
+  // Kernels hold the scale in float32, and multiply it with running maxima that start at -1e30.
+  constexpr double kLargestScale = 1e6;
+  if (!std::isnormal(static_cast<float>(scale)) || scale <= 0.0 || scale > kLargestScale) {
+    throw Error("attention.scale", "a normal float32 above 0 and at most 1e6", fmt::format("{}", scale));
   }
   if (compute != DType::float32 && compute != DType::bfloat16) {
     throw Error("attention.compute", "float32 or bfloat16", std::string(name_of(compute)));

@@ -20,6 +20,13 @@ __device__ inline float power_of_two(float x) {
 #endif
 }
 
+/// What a row's weights are relative to, once a score of `high` has come: the maximum before stands while weights stay
+/// below 2^8. They lose nothing by that, and what has been accumulated need not be rescaled.
+__device__ inline float next_maximum(float before, float high, float scale_log2) {
+  constexpr float kTolerated = 8.0F;
+  return (high - before) * scale_log2 > kTolerated ? high : before;
+}
+
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));

@@ -97,6 +97,8 @@ class Problem {
 
     mqa::sm90::Pass pass;
     pass.heads = heads_;
+    pass.tokens = query_len_[0] + query_len_[1];
+    pass.requests = static_cast<std::int64_t>(query_len_.size());
     pass.has_rope = has_rope_;
     pass.scale = scale_;
     pass.query = query.data();

@@ -256,10 +256,32 @@ TEST_F(TopkMqa, ListsAreUsedAgainWhereTheWorkspaceHasThem) {
   }
 }
 
+TEST_F(TopkMqa, ListsThatNobodyMadeHarmNothing) {
+  for (const unsigned byte : {0x00U, 0x01U, 0x7fU, 0xffU}) {
+    CaseSpec some = spec(16, {{70, 100}, {5, 60}});
+    some.gap = 16;
+    const AttentionCase problem(some);
+    const CaseOnDevice on_device(problem);
+    const Plan made = plan_topk(problem);
+    OutputBuffer result = problem.output_buffer();
+    const OutputsOnDevice outputs(result.outputs());
+    const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
+    workspace.fill(std::byte{static_cast<std::uint8_t>(byte)});
+    Inputs inputs = on_device.inputs();
+    inputs.selection_kept = true;  // a lie
+    attend(made, on_device.weights(), inputs, outputs.get(),
+           {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
+    device::cuda::synchronize(Stream{});
+    outputs.bring_back();
+    ASSERT_FALSE(result.damage().has_value()) << *result.damage();
+  }
+}
+
 TEST_F(TopkMqa, ListsAreMadeAgainWhereSlicesTookTheirRoom) {
   const AttentionCase problem(spec(16, {{70, 100}, {130, 60}}));
-  const std::int64_t everything = plan_topk(problem).workspace_bytes();
-  const TwoLayers layers(problem, everything / 2);
+  const std::int64_t limit = plan_topk(problem).workspace_bytes() / 2;
+  ASSERT_LT(plan_topk(problem, limit).blocking(Path::topk_mqa).query_slice, problem.tokens());
+  const TwoLayers layers(problem, limit);
   expect_oracle(problem, layers.first());
   EXPECT_EQ(layers.first().bits(), layers.second(layers.selection()).bits());
 }

@@ -450,7 +450,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
         for (int j = 0; j < kColumns; ++j) {
           high = fmaxf(high, fmaxf(scores(4 * j + 2 * r), scores(4 * j + 2 * r + 1)));
         }
-        high = quad_max(high);
+        high = next_maximum(highest[r], quad_max(high), p.scale_log2);
         factor[r] = power_of_two((highest[r] - high) * p.scale_log2);
         highest[r] = high;
         const float offset = high * p.scale_log2;
@@ -468,6 +468,9 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
       }
     };
     const auto rescale = [&] {
+      if (__all_sync(~0U, factor[0] == 1.0F && factor[1] == 1.0F)) {
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < cute::size(out); ++i) {
         out(i) *= factor[i / 2 % 2];

@@ -54,7 +54,7 @@ using device::cuda::check;
 /// more than the others give back waits for ever.
 template <CacheFormat kFormat>
 struct Registers {
-  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 200;
+  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 208;
   static constexpr std::uint32_t kProducer = 3 * 168 - kConsumers * kConsumer;
 };
 
@@ -130,10 +130,10 @@ Params params_of(const Pass& pass) {
   p.query_rope_stride = pass.query_rope_stride;
   p.query_rope_head_stride = pass.query_rope_head_stride;
   p.keys = pass.keys;
-  // No position reaches past a page as large as that.
-  constexpr std::int64_t kLargestPage = std::numeric_limits<std::int32_t>::max();
+  // No position reaches past a page as large as that, and no list names more tokens or requests.
+  constexpr std::int64_t kMostOfAny = std::numeric_limits<std::int32_t>::max();
   p.divide_by_page =
-      cutlass::FastDivmod(static_cast<int>(std::clamp(pass.keys.page_size, std::int64_t{1}, kLargestPage)));
+      cutlass::FastDivmod(static_cast<int>(std::clamp(pass.keys.page_size, std::int64_t{1}, kMostOfAny)));
   p.tiles = pass.lists.tiles.data();
   p.list = pass.lists.keys.data();
   p.masks = pass.lists.masks.data();
@@ -144,6 +144,8 @@ Params params_of(const Pass& pass) {
   p.sink = pass.sink;
   p.counter = pass.counter;
   p.num_tiles = static_cast<std::int32_t>(pass.lists.tiles.dim(0));
+  p.tokens = static_cast<std::int32_t>(std::min(pass.tokens, kMostOfAny));
+  p.requests = static_cast<std::int32_t>(std::min(pass.requests, kMostOfAny));
   p.parts = static_cast<std::int32_t>((pass.heads + kTileRows - 1) / kTileRows);
   p.heads = static_cast<std::int32_t>(pass.heads);
   p.group = static_cast<std::int32_t>(group_of(pass.heads));

@@ -21,7 +21,7 @@ struct KeyRows {
   CacheFormat format = CacheFormat::bfloat16;
   float scale = 1.0F;  ///< of fp8
 
-  /// In pages, as a cache has them; or null: the keys of request b are rows first_row[b] and following.
+  /// In pages, as a cache has them, unless first_row says that they lie one after another.
   const std::int32_t* block_table = nullptr;
   std::int64_t table_row_stride = 0;
   std::int64_t table_stride = 0;
@@ -30,14 +30,16 @@ struct KeyRows {
   std::int64_t page_size = 0;
   std::int64_t page_stride = 0;  ///< bytes, a multiple of 16
 
-  const std::int64_t* first_row = nullptr;  ///< [B]
+  const std::int64_t* first_row = nullptr;  ///< [B]: the keys of request b are rows first_row[b] and following; or null
   std::int64_t num_rows = 0;                ///< in all; what would lie beyond is zeros
 };
 
 /// One launch: the rows of some tiles attend to the keys of the tiles' lists.
 struct Pass {
   std::int64_t heads = 0;
-  bool has_rope = false;  ///< a rope key and query of 64 columns
+  std::int64_t tokens = 0;    ///< T; tiles that name others, or other requests, are left out
+  std::int64_t requests = 0;  ///< B
+  bool has_rope = false;      ///< a rope key and query of 64 columns
   float scale = 0.0F;
 
   /// Absorbed queries [rows, H, 512] bfloat16, contiguous. The rows of tile t are those of its tokens where

@@ -16,16 +16,15 @@ using cutlass::arch::NamedBarrier;
 
 /// Where running maxima start: finite, so that a row without keys stays free of NaN.
 inline constexpr float kLowest = -1e30F;
-/// A maximum that is exceeded by less than a factor of 2^8 may stand: weights up to 256 lose nothing, and what has been
-/// accumulated need not be rescaled.
-inline constexpr float kTolerated = 8.0F;
 inline constexpr float kLog2e = 1.44269504088896340736F;
 
-/// Barriers of the consumers: one that tells of each one's weights, one at which both meet at the end of a tile.
+/// Barriers of the consumers: one that tells of each one's weights, and two, for tiles in turn, that tell of each one's
+/// end of a tile. With one for all tiles, who is at the end of the next tile could arrive twice before the other has
+/// waited once.
 /// Hardware barriers, because a loop that polls would be control flow between a product's start and its end, in which
 /// the compiler lets no register of an accumulator be touched.
 inline constexpr std::uint32_t kWeightsOf = 0;
-inline constexpr std::uint32_t kMeet = 2;
+inline constexpr std::uint32_t kEndOf = 2;
 
 /// A description of a matrix in shared memory, swizzled by 128 bytes, for the products.
 /// @param base     address of the shared storage, in units of 16 bytes
@@ -194,8 +193,7 @@ class Consumer {
           high = fmaxf(high, x);
         }
       }
-      high = quad_max(high);
-      raise(r, (high - highest_[r]) * p_.scale_log2 > kTolerated ? high : highest_[r]);
+      raise(r, next_maximum(highest_[r], quad_max(high), p_.scale_log2));
       const float offset = highest_[r] * p_.scale_log2;
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
@@ -371,7 +369,8 @@ class Consumer {
   }
 
   __device__ void store() {
-    float(&sums)[kConsumers][kRows] = smem_.sum[parity_];
+    const int turn = parity_;
+    float(&sums)[kConsumers][kRows] = smem_.sum[turn];
     parity_ ^= 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -381,7 +380,9 @@ class Consumer {
       }
     }
     // Also keeps this tile's weights apart from the next one's, whoever makes them.
-    NamedBarrier::sync(kConsumers * kWarpGroup, kMeet);
+    const std::uint32_t end_of = kEndOf + kConsumers * static_cast<std::uint32_t>(turn);
+    NamedBarrier::arrive(kConsumers * kWarpGroup, end_of + kGroup);
+    NamedBarrier::sync(kConsumers * kWarpGroup, end_of + kOther);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = row_ + 8 * r;

@@ -21,7 +21,11 @@ __device__ inline TileWork describe(const Params& p, std::int32_t index) {
   }
   work.index = p.num_tiles - 1 - index / p.parts;
   work.first_head = index % p.parts * kRows;
-  const UnionTile tile = p.tiles[work.index];
+  UnionTile tile = p.tiles[work.index];
+  // Lists may be a caller's who keeps them for other layers: whatever they are, rows and lists are those that exist.
+  const bool sound = tile.request >= 0 && tile.request < p.requests && tile.rows >= 0 && tile.rows <= p.group &&
+                     tile.token >= 0 && tile.token <= p.tokens - tile.rows && tile.blocks <= p.capacity / kKeys;
+  tile.rows = sound ? tile.rows : 0;
   const std::int64_t row = p.rows_are_tokens ? tile.token : static_cast<std::int64_t>(work.index) * p.group;
   work.first_row = row * p.heads + work.first_head;
   work.rows = p.parts == 1 ? tile.rows * p.heads : tile.rows * min(kRows, p.heads - work.first_head);
@@ -62,7 +66,7 @@ class RowFinder {
     const int lane = thread % kWarp;
     list_ = p.list + work.index * p.capacity + thread / kWarp * kRowsOfAWarp + lane % kRowsOfAWarp +
             lane / kRowsOfAWarp % kRowsAThread * kRowsAtOnce;
-    if (keys_.block_table == nullptr) {
+    if (keys_.first_row != nullptr) {
       first_row_ = __ldg(keys_.first_row + work.request);
     } else {
       table_ = keys_.block_table + work.request * keys_.table_row_stride;
@@ -100,7 +104,7 @@ class RowFinder {
 
   /// Asks for the page of the position that was read last.
   __device__ void look_up() {
-    if (table_ == nullptr) {
+    if (keys_.first_row != nullptr) {
       in_page_ = position_;
       return;
     }
@@ -110,7 +114,7 @@ class RowFinder {
 
   /// Bytes from the first row of all to the one looked up, or -1.
   __device__ std::int64_t find() const {
-    if (table_ == nullptr) {
+    if (keys_.first_row != nullptr) {
       const std::int64_t row = first_row_ + in_page_;
       return in_page_ >= 0 && row < keys_.num_rows ? row * keys_.row_stride : -1;
     }
@@ -120,8 +124,8 @@ class RowFinder {
   const KeyRows& keys_;
   const cutlass::FastDivmod& divide_;
   const std::int32_t* list_;
-  const std::int32_t* table_ = nullptr;  ///< of the request; null: its rows lie one after another
-  std::int64_t first_row_ = 0;           ///< of the request, in that case
+  const std::int32_t* table_ = nullptr;  ///< of the request, where its rows lie in pages
+  std::int64_t first_row_ = 0;           ///< of the request, where they lie one after another
   int blocks_;                           ///< whose positions have not been read
   std::int32_t position_;
   std::int32_t page_ = -1;
@@ -140,94 +144,102 @@ struct Place {
         target(row * kRowBytes + ((chunk ^ row % kChunks) * kChunkBytes)) {}
 };
 
-/// Copies column blocks [kFirst, kEnd) of bfloat16 rows.
-template <int kFirst, int kEnd>
-__device__ void copy_columns(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows, const Place& place) {
-#pragma unroll
-  for (int c = kFirst; c < kEnd; ++c) {
-    copy_column_block(buffer[c] + place.target, rows, c * kRowBytes + place.chunk * kChunkBytes);
-  }
-}
-
-/// A thread's codes of quantised rows, which become bfloat16 on their way into a buffer, rounded once. There is room
-/// for half a row: while a column block is converted, the next three are on their way.
+/// Brings keys into a buffer a part at a time: `fetch` may start what does not need the buffer, `store` needs it free
+/// and arrives at the barrier once everything is there.
 template <CacheFormat kFormat>
-class Codes {
+class KeyCopies;
+
+/// bfloat16 needs no registers.
+template <>
+class KeyCopies<CacheFormat::bfloat16> {
+ public:
+  __device__ explicit KeyCopies(const KeyRows& /*keys*/, const Place& place) : place_(place) {}
+
+  template <int kFirst, int kEnd>
+  __device__ void fetch(const SourceRows& /*rows*/) {}
+  /// Column blocks [kFirst, kEnd).
+  template <int kFirst, int kEnd>
+  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
+#pragma unroll
+    for (int c = kFirst; c < kEnd; ++c) {
+      copy_column_block(buffer[c] + place_.target, rows, c * kRowBytes + place_.chunk * kChunkBytes);
+    }
+  }
+  template <int kEnd>
+  __device__ static void arrive(std::uint64_t& barrier) {
+    cutlass::arch::cpasync_barrier_arrive_noinc(&barrier);
+  }
+
+ private:
+  Place place_;
+};
+
+/// Quantised rows go through registers: codes are asked for while the buffer is still read, and become bfloat16 on
+/// their way into it, rounded once.
+template <CacheFormat kFormat>
+class KeyCopies {
  public:
   static constexpr bool kGroups = kFormat == CacheFormat::fp8_ds_mla;
   static_assert(kGroups || kFormat == CacheFormat::fp8);
 
-  __device__ Codes(const KeyRows& keys, const Place& place) : scale_(keys.scale), place_(place) {}
+  __device__ KeyCopies(const KeyRows& keys, const Place& place) : scale_(keys.scale), place_(place) {}
 
-  __device__ void fetch_half(const SourceRows& rows) {
-    fetch<0>(rows);
-    fetch<1>(rows);
-    fetch<2>(rows);
-    fetch<3>(rows);
-  }
-
-  /// Stores a column block, and asks for the one that is half a row further; of the next block's rows, from the right
-  /// half on.
-  template <int kColumnBlock>
-  __device__ void step(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
+  template <int kFirst, int kEnd>
+  __device__ void fetch(const SourceRows& rows) {
 #pragma unroll
     for (int i = 0; i < kRowsAThread; ++i) {
-      const float scale = kGroups ? scales_[group_of(kColumnBlock)][i] : scale_;
-      put(buffer[kColumnBlock], i, convert(codes_[kColumnBlock % kHalfBlocks][i], scale));
-    }
-    fetch<(kColumnBlock + kHalfBlocks) % kLatentBlocks>(rows);
-  }
-
-  /// The rope key where it is quantised.
-  __device__ void fetch_rope(const SourceRows& rows) {
+      const bool exists = rows.exists[i];
+      const auto* codes = reinterpret_cast<const uint2*>(rows.data[i]) + place_.chunk;
 #pragma unroll
-    for (int i = 0; i < kRowsAThread; ++i) {
-      rope_[i] = read<uint2>(rows, i, kRank, place_.chunk);
+      for (int c = kFirst; c < kEnd; ++c) {
+        if (!is_copied(c)) {
+          codes_[c - kFirst][i] = exists ? __ldg(codes + c * kChunks) : uint2{};
+        }
+      }
+      if constexpr (kGroups) {
+        static_assert(kHalfBlocks / kBlocksAGroup == 2, "a half has two scales");
+        const auto* scales = reinterpret_cast<const float2*>(rows.data[i] + cache::kScaleOffset);
+        scales_[i] = exists ? __ldg(scales + kFirst / kHalfBlocks) : float2{};
+      }
     }
   }
-  __device__ void store_rope(std::byte (*buffer)[kColumnBlockBytes]) const {
+  template <int kFirst, int kEnd>
+  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
 #pragma unroll
-    for (int i = 0; i < kRowsAThread; ++i) {
-      put(buffer[kLatentBlocks], i, convert(rope_[i], scale_));
+    for (int c = kFirst; c < kEnd; ++c) {
+      if (is_copied(c)) {
+        copy_column_block(buffer[c] + place_.target, rows, cache::kRopeOffset + place_.chunk * kChunkBytes);
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsAThread; ++i) {
+        cache::cuda::LaneValues<cache::cuda::E4m3> codes;
+        codes.words[0] = codes_[c - kFirst][i];
+        const bool first_group = (c - kFirst) / kBlocksAGroup == 0;
+        const float scale = !kGroups ? scale_ : first_group ? scales_[i].x : scales_[i].y;
+        *reinterpret_cast<uint4*>(buffer[c] + place_.target + i * kRowsAtOnce * kRowBytes) =
+            cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(codes, scale), 1.0F).words[0];
+      }
     }
+  }
+  /// Once for what was stored, which the products read through another proxy, and once for what is being copied.
+  template <int kEnd>
+  __device__ static void arrive(std::uint64_t& barrier) {
+    if constexpr (is_copied(kEnd - 1)) {
+      cutlass::arch::cpasync_barrier_arrive_noinc(&barrier);
+    }
+    cutlass::arch::fence_view_async_shared();
+    Barrier::arrive(&barrier);
   }
 
  private:
   static constexpr int kBlocksAGroup = static_cast<int>(cache::kScaleGroupSize) / kColumns;
-  static_assert(kHalfBlocks == 4 && kBlocksAGroup == 2, "codes of four column blocks, scales of two groups");
 
-  /// Where a column block's scales are kept.
-  static constexpr __device__ int group_of(int column_block) { return column_block / kBlocksAGroup % 2; }
+  /// The rope key of fp8_ds_mla is bfloat16.
+  static constexpr __device__ bool is_copied(int column_block) { return kGroups && column_block >= kLatentBlocks; }
 
-  template <int kColumnBlock>
-  __device__ void fetch(const SourceRows& rows) {
-#pragma unroll
-    for (int i = 0; i < kRowsAThread; ++i) {
-      codes_[kColumnBlock % kHalfBlocks][i] = read<uint2>(rows, i, kColumnBlock * kColumns, place_.chunk);
-      // With a group's last column block, when those of the group before it have been stored.
-      if (kGroups && kColumnBlock % kBlocksAGroup == kBlocksAGroup - 1) {
-        scales_[group_of(kColumnBlock)][i] = read<float>(rows, i, cache::kScaleOffset, kColumnBlock / kBlocksAGroup);
-      }
-    }
-  }
-  /// Element `index` of those that begin at a row's byte `offset`.
-  template <class T>
-  __device__ static T read(const SourceRows& rows, int i, std::int64_t offset, int index) {
-    const T* from = reinterpret_cast<const T*>(rows.data[i]) + index + offset / std::int64_t{sizeof(T)};
-    return rows.exists[i] ? __ldg(from) : T{};
-  }
-  __device__ static uint4 convert(const uint2& words, float scale) {
-    cache::cuda::LaneValues<cache::cuda::E4m3> codes;
-    codes.words[0] = words;
-    return cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(codes, scale), 1.0F).words[0];
-  }
-  __device__ void put(std::byte* column_block, int i, const uint4& values) const {
-    *reinterpret_cast<uint4*>(column_block + place_.target + i * kRowsAtOnce * kRowBytes) = values;
-  }
-
-  uint2 codes_[kHalfBlocks][kRowsAThread];
-  uint2 rope_[kRowsAThread];
-  float scales_[2][kRowsAThread];
+  uint2 codes_[kHalfBlocks + 1][kRowsAThread];  ///< the rope key's last, where it is quantised
+  float2 scales_[kGroups ? kRowsAThread : 1];   ///< of the half's groups
   float scale_;
   Place place_;
 };
@@ -297,69 +309,23 @@ class Producer {
 
   __device__ void load_keys(const TileWork& work) {
     RowFinder finder(p_, work);
+    KeyCopies<kFormat> copies(p_.keys, place_);
     SourceRows rows = finder.next();
-    if constexpr (kFormat == CacheFormat::bfloat16) {
-      copy_keys(work.blocks, finder, rows);
-    } else {
-      convert_keys(work.blocks, finder, rows);
-    }
-  }
-
-  __device__ void copy_keys(int blocks, RowFinder& finder, SourceRows& rows) {
-    for (int block = 0; block < blocks; ++block) {
-      const int b = block % 2;
-      wait_until_free(b, 0);
-      copy_columns<0, kHalfBlocks>(smem_.k[b], rows, place_);
-      cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_k[b][0]);
-      wait_until_free(b, 1);
-      copy_columns<kHalfBlocks, kQk / kColumns>(smem_.k[b], rows, place_);
-      cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_k[b][1]);
+    copies.template fetch<0, kHalfBlocks>(rows);
+    for (int block = 0; block < work.blocks; ++block) {
+      const auto b = static_cast<unsigned>(block % 2);
+      const std::uint32_t free_phase = (k_phases_ >> b & 1U) ^ 1U;
+      Barrier::wait(&smem_.empty_k[b][0], free_phase);
+      copies.template store<0, kHalfBlocks>(smem_.k[b], rows);
+      copies.template arrive<kHalfBlocks>(smem_.full_k[b][0]);
+      copies.template fetch<kHalfBlocks, kQk / kColumns>(rows);
+      Barrier::wait(&smem_.empty_k[b][1], free_phase);
+      copies.template store<kHalfBlocks, kQk / kColumns>(smem_.k[b], rows);
+      copies.template arrive<kQk / kColumns>(smem_.full_k[b][1]);
       k_phases_ ^= 1U << b;
       rows = finder.next();
+      copies.template fetch<0, kHalfBlocks>(rows);
     }
-  }
-
-  __device__ void convert_keys(int blocks, RowFinder& finder, SourceRows& rows) {
-    constexpr bool kRopeCodes = kQk > kRank && kFormat == CacheFormat::fp8;
-    Codes<kFormat> codes(p_.keys, place_);
-    codes.fetch_half(rows);
-    for (int block = 0; block < blocks; ++block) {
-      const int b = block % 2;
-      std::byte(*buffer)[kColumnBlockBytes] = smem_.k[b];
-      if constexpr (kRopeCodes) {
-        codes.fetch_rope(rows);
-      }
-      wait_until_free(b, 0);
-      codes.template step<0>(buffer, rows);
-      codes.template step<1>(buffer, rows);
-      codes.template step<2>(buffer, rows);
-      codes.template step<3>(buffer, rows);
-      arrive_after_stores(smem_.full_k[b][0]);
-      wait_until_free(b, 1);
-      if constexpr (kRopeCodes) {
-        codes.store_rope(buffer);
-      } else if constexpr (kQk > kRank) {
-        copy_column_block(buffer[kLatentBlocks] + place_.target, rows, cache::kRopeOffset + place_.chunk * kChunkBytes);
-        cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_k[b][1]);
-      }
-      rows = finder.next();
-      codes.template step<4>(buffer, rows);
-      codes.template step<5>(buffer, rows);
-      codes.template step<6>(buffer, rows);
-      codes.template step<7>(buffer, rows);
-      arrive_after_stores(smem_.full_k[b][1]);
-      k_phases_ ^= 1U << b;
-    }
-  }
-
-  /// Waits until half `half` of buffer `b` may be filled.
-  __device__ void wait_until_free(int b, int half) {
-    Barrier::wait(&smem_.empty_k[b][half], (k_phases_ >> b & 1U) ^ 1U);
-  }
-  /// The products read what was stored through another proxy.
-  __device__ static void arrive_after_stores(std::uint64_t& barrier) {
-    cutlass::arch::fence_view_async_shared();
-    Barrier::arrive(&barrier);
   }
 
   const Params& p_;

@@ -82,6 +82,8 @@ struct Params {
   const float* sink;
   std::int32_t* counter;
   std::int32_t num_tiles;
+  std::int32_t tokens;
+  std::int32_t requests;
   std::int32_t parts;  // tiles of heads that a query takes
   std::int32_t heads;
   std::int32_t group;

@@ -151,6 +151,8 @@ class MqaRun {
   void launch(const mqa::UnionLists& lists, const mqa::sm90::KeyRows& keys, const View<bfloat16>& query) const {
     mqa::sm90::Pass pass;
     pass.heads = geometry_.num_heads;
+    pass.tokens = q_.dim(0);
+    pass.requests = requests_;
     pass.has_rope = geometry_.qk_rope_head_dim != 0;
     pass.scale = static_cast<float>(attention_.scale);
     pass.query = query.data();
