@@ -3,11 +3,28 @@
 
 import ctypes
 import dataclasses
+import numbers
+import operator
 import sys
 import weakref
 
 from ._library import Error, HrAttention, HrBatch, HrCall, HrLimits, HrRequestPlan, library
 from ._tensors import Borrowed
+
+
+def _expect(name, value, kind, expected):
+    """The value, if it is of that kind."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise Error(name, expected, repr(value))
+    return value
+
+
+def _integer(name, value, bits=32):
+    """A number that the library's integer can hold; ctypes would wrap others."""
+    most = 2 ** (bits - 1) - 1
+    if not -most <= _expect(name, value, numbers.Integral, "an integer") <= most:
+        raise Error(name, f"at most {most}", str(value))
+    return int(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +49,16 @@ class Attention:
     space: str = "request_position"
 
     def to_c(self):
-        fields = dataclasses.asdict(self)
-        return HrAttention(**{name: v.encode() if isinstance(v, str) else v for name, v in fields.items()})
+        fields = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (str, "str"):
+                fields[field.name] = _expect(field.name, value, str, "a string").encode()
+            elif field.type in (int, "int"):
+                fields[field.name] = _integer(field.name, value)
+            else:
+                fields[field.name] = float(_expect(field.name, value, numbers.Real, "a number"))
+        return HrAttention(**fields)
 
 
 class Device:
@@ -78,10 +103,17 @@ class Request:
     scoring_begin: int  #: rows at positions below it do not read the selection
 
 
+def _index(name, value):
+    try:
+        return operator.index(value)
+    except TypeError as reason:
+        raise Error(name, "a whole number", repr(value)) from reason
+
+
 def to_c_batch(query_len, seq_len, exact):
     """Lengths for the library: any sequences of whole numbers."""
-    query_len = [int(n) for n in query_len]
-    seq_len = [int(n) for n in seq_len]
+    query_len = [_index(f"query_len[{b}]", n) for b, n in enumerate(query_len)]
+    seq_len = [_index(f"seq_len[{b}]", n) for b, n in enumerate(seq_len)]
     if len(query_len) != len(seq_len):
         raise Error("seq_len", f"{len(query_len)} lengths, as query_len has", str(len(seq_len)))
     for name, lengths in (("query_len", query_len), ("seq_len", seq_len)):
@@ -93,10 +125,14 @@ def to_c_batch(query_len, seq_len, exact):
 
 
 def _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len):
-    if workspace_limit is not None and workspace_limit < 0:
-        raise Error("workspace_limit", "bytes >= 0, or None", str(workspace_limit))
-    limit = -1 if workspace_limit is None else workspace_limit
-    return HrLimits(device.handle if device else None, threads, limit, max_tokens, max_seq_len)
+    limit = -1
+    if workspace_limit is not None:
+        limit = _integer("workspace_limit", workspace_limit, bits=64)
+        if limit < 0:
+            raise Error("workspace_limit", "bytes >= 0, or None", str(workspace_limit))
+    handle = None if device is None else _expect("device", device, Device, "a headrace.Device, or None").handle
+    lengths = (_integer("max_tokens", max_tokens, bits=64), _integer("max_seq_len", max_seq_len, bits=64))
+    return HrLimits(handle, _integer("threads", threads), limit, *lengths)
 
 
 class Plan:
@@ -168,7 +204,7 @@ def plan(
         Attention(**attention).to_c(),
         to_c_batch(query_len, seq_len, exact),
         _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len),
-        force.encode() if force else None,
+        None if force is None else _expect("force", force, str, "a path's name, or None").encode(),
         handle,
     )
     return Plan(handle.value, device)
@@ -228,6 +264,7 @@ def attend(
     selection_kept  another layer with the selection, lengths, block table and workspace of the call before, on the same
                  stream: what was made from the selection may be used again
     """
+    _expect("plan", plan, Plan, "a headrace.Plan")
     borrow = Borrowed()
     call = HrCall(
         q=borrow("q", q),
@@ -242,8 +279,8 @@ def attend(
         out=borrow("out", out),
         lse=borrow("lse", lse),
         workspace=borrow("workspace", workspace),
-        cache_scale=cache_scale,
+        cache_scale=float(_expect("cache_scale", cache_scale, numbers.Real, "a number")),
         stream=stream_handle(stream, plan.device) if plan.device else 0,
-        selection_kept=int(selection_kept),
+        selection_kept=int(_expect("selection_kept", selection_kept, bool, "True or False")),
     )
     library.hr_attend(plan.handle, call)

@@ -38,7 +38,10 @@ class Borrowed:
             return HrTensor(None, 0)
         if not hasattr(tensor, "__dlpack__"):
             raise Error(name, "a tensor with __dlpack__", type(tensor).__name__)
-        capsule = _export(tensor)
+        try:
+            capsule = _export(tensor)
+        except (BufferError, ValueError, RuntimeError) as reason:
+            raise Error(name, "a tensor that DLPack can lend", str(reason)) from reason
         self._capsules.append(capsule)
         versioned = _is_valid(capsule, b"dltensor_versioned")
         return HrTensor(_get_pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor"), versioned)

@@ -430,6 +430,15 @@ class Errors(Binding):
         self.expect("seq_len", "2 lengths", "1", lambda: plan(query_len=(1, 2)))
         self.expect("query_len[0]", "[0, 2^31)", "-1", lambda: plan(query_len=(-1,)))
         self.expect("workspace_limit", ">= 0", "-5", lambda: plan(limit=-5))
+        for name in ("rule", "compute", "cache_format", "space"):
+            self.expect(name, "a string", "None", lambda name=name: plan(**{name: None}))
+        self.expect("num_heads", "an integer", "'4'", lambda: plan(num_heads="4"))
+        self.expect("num_heads", "at most 2147483647", str(2**64 + 4), lambda: plan(num_heads=2**64 + 4))
+        self.expect("scale", "a number", "None", lambda: plan(scale=None))
+        self.expect("workspace_limit", "at most", str(2**64), lambda: plan(limit=2**64))
+        self.expect("query_len[0]", "a whole number", "1.5", lambda: plan(query_len=(1.5,)))
+        self.expect("force", "a path's name", "5", lambda: plan(force=5))
+        self.expect("device", "headrace.Device", "0", lambda: plan(device=0))
         with self.assertRaises(TypeError):
             plan(topk=3)
 

@@ -8,7 +8,6 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include "attention/paths/cuda_path.h"
 #include "device/parallel.h"

@@ -16,12 +16,14 @@
 // Shared memory at d_qk 576, of 232,448 bytes:
 //   Q            64 x 576 x 2                   73,728
 //   K, twice     64 x 576 x 2                  147,456   V is the first 512 columns of K
-//   P            64 x 64 x 2                     8,192   one buffer: who reads it writes it next
+//   P            64 x 64 x 2                     8,192   one buffer: who reads it writes it next (a warp's rows
+//                                                        are read by that warp of the other group alone)
 //   maxima, sums, barriers, the queue            1,456
 //                                              230,832   (d_qk 512: 206,256), rounded up to whole KiB
 // A buffer of K is given back in halves, so that the left half is filled again while the right one is still read.
-// Registers of a thread: 128 of output, 32 of scores, 16 of weights; 216 for the two groups and 72 for the third, or
-// 208 and 88 where it keeps codes.
+// Registers of a thread: 128 of output, 32 of scores, 16 of weights; 224 for the two groups and 56 for the third, or
+// 200 and 104 where it keeps codes. With 200 the compiler serialises the products; with 208 it does not, but the
+// third group, which then has 88, becomes slower by more than that: it is what quantised rows wait for.
 //
 // Floor of a block of keys: 2 x 64 x 64 x (d_qk + 512) FLOPs are 2176 cycles of the tensor cores at 576, 2048 at 512.
 // Beside them shared memory moves (A and B of S: 4 KiB for each 16 columns, 1152 cycles at 576; V and P: 576; the
@@ -54,7 +56,7 @@ using device::cuda::check;
 /// more than the others give back waits for ever.
 template <CacheFormat kFormat>
 struct Registers {
-  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 208;
+  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 200;
   static constexpr std::uint32_t kProducer = 3 * 168 - kConsumers * kConsumer;
 };
 
