@@ -52,8 +52,8 @@ std::string describe_rows(std::int64_t begin, std::int64_t end) {
 /// Why the chosen option is the one: it is the only one, or the fastest of those that can run.
 template <class Options>
 std::string why(const Options& options) {
-  const auto able = std::count_if(options.begin(), options.end(),
-                                  [](const auto& option) { return option.unmet.empty(); });
+  const auto able =
+      std::count_if(options.begin(), options.end(), [](const auto& option) { return option.unmet.empty(); });
   return able <= 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
 }
 

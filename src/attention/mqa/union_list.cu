@@ -13,9 +13,9 @@
 //      lane g stores the mask of row g. Where 64 ranks began in an earlier window, their masks are joined with what
 //      that one wrote. A single row has every key of its list: no key is tested.
 // A row's selection is read once for each window.
-// Shared memory: a stage of 2 KB for each warp, and a bitmap of the longest request's keys for each row of a group, 96 KB
-// at most: 40 warps a multiprocessor (registers allow no more) while the bitmaps take no more than 27 KB, as those of 8
-// rows and 16,384 keys do; 16 at worst. The rows that a tile really has share the bitmaps. Lanes of a warp read
+// Shared memory: a stage of 2 KB for each warp, and a bitmap of the longest request's keys for each row of a group, 96
+// KB at most: 40 warps a multiprocessor (registers allow no more) while the bitmaps take no more than 27 KB, as those
+// of 8 rows and 16,384 keys do; 16 at worst. The rows that a tile really has share the bitmaps. Lanes of a warp read
 // neighbouring words of one row: no pitch is needed.
 //
 // Bytes: 4 a selected entry read; 4 a key of a union and 8 a row and 64 keys written. 16,384 rows of 2,048 entries
