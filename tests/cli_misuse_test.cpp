@@ -59,6 +59,8 @@ TEST(Cli, MisuseIsStatus2) {
                                 "prefill --model glm-5 --batch 1 --seed -1",
                                 "bench --routing --svg bench.svg",
                                 "bench --repetitions 7 --routing",
+                                "bench --profile nominal",
+                                "bench --svg no-such-folder/bench.svg",
                                 "verify --model glm-5"}) {
     expect_error(arguments, 2);
   }

@@ -35,7 +35,21 @@ std::string escaped(const std::string& text) {
   return result;
 }
 
+[[noreturn]] void refuse(const std::filesystem::path& file) {
+  throw Error(file.string(), "a file that can be written", "none");
+}
+
 }  // namespace
+
+void expect_writable(const std::filesystem::path& file) {
+  const bool existed = std::filesystem::exists(file);
+  if (!std::ofstream(file, std::ios::app)) {
+    refuse(file);
+  }
+  if (!existed) {
+    std::filesystem::remove(file);
+  }
+}
 
 void write_bar_chart(const std::filesystem::path& file, const std::string& title, const std::vector<Bar>& bars) {
   double largest = 0.0;
@@ -63,7 +77,7 @@ void write_bar_chart(const std::filesystem::path& file, const std::string& title
   out << "</svg>\n";
   out.flush();
   if (!out) {
-    throw Error(file.string(), "a file that can be written", "none");
+    refuse(file);
   }
 }
 

@@ -13,6 +13,10 @@ struct Bar {
   std::string text;  ///< written at its end
 };
 
+/// For before the bars are known, which may take minutes; the file is left as it is.
+/// @throws Error when it cannot be written
+void expect_writable(const std::filesystem::path& file);
+
 /// Writes horizontal bars, the longest across the whole width, as an SVG that reads on light and dark backgrounds.
 /// @throws Error when the file cannot be written
 void write_bar_chart(const std::filesystem::path& file, const std::string& title, const std::vector<Bar>& bars);

@@ -189,6 +189,9 @@ ExitStatus run_bench(const Options& options) {
   if (options.bench_routing && options.gpu) {
     throw Error("--routing", "--device cpu", device_text(options));
   }
+  if (!options.svg.empty()) {
+    expect_writable(options.svg);
+  }
   if (options.gpu) {
     return run_bench_gpu(options);
   }

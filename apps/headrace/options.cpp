@@ -326,6 +326,9 @@ void add_bench(CLI::App& app, Options& options) {
   add.json();
   command->parse_complete_callback([&options, command] {
     options.command = Command::bench;
+    if (!options.bench_routing && command->count("--profile") > 0) {
+      throw Error("--profile", "--routing beside it: nothing else is predicted", "no --routing");
+    }
     for (const char* other : {"--svg", "--repetitions"}) {
       if (options.bench_routing && command->count(other) > 0) {
         throw Error("--routing", fmt::format("no {} beside it, which is of the other measurements", other), other);

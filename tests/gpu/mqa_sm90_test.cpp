@@ -89,7 +89,9 @@ class Problem {
     const DeviceArray<bfloat16> apart(attended_);
     const DeviceArray<float> lse(lse_);
     const DeviceArray<float> sink(sink_);
-    const DeviceArray<UnionTile> tiles(tiles_);
+    std::vector<UnionTile> with_unsound = tiles_;
+    with_unsound.back() = unsound_tile();
+    const DeviceArray<UnionTile> tiles(with_unsound);
     const DeviceArray<std::int32_t> keys(list_);
     const DeviceArray<std::uint64_t> masks(masks_);
     const DeviceArray<std::int32_t> counter(std::vector<std::int32_t>{5});
@@ -148,6 +150,19 @@ class Problem {
   }
 
  private:
+  /// A tile that has no rows, or names what does not exist: it is left out.
+  [[nodiscard]] UnionTile unsound_tile() {
+    constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+    const auto group = static_cast<std::int32_t>(group_);
+    const auto blocks = static_cast<std::int32_t>(capacity_ / kKeyBlock);
+    const auto tokens = static_cast<std::int32_t>(query_len_[0] + query_len_[1]);
+    const UnionTile tiles[] = {{0, 0, 0, 1},     {-1, 0, 1, 1},     {2, 0, 1, 1},          {kMost, 0, 1, 1},
+                               {0, -1, 1, 1},    {0, tokens, 1, 1}, {0, kMost, 1, 1},      {0, 0, group + 1, 1},
+                               {0, 0, -1, 1},    {0, 0, kMost, 1},  {0, 0, 1, blocks + 1}, {0, 0, 1, -1},
+                               {0, 0, 1, -kMost}};
+    return tiles[random_.below(std::ssize(tiles))];
+  }
+
   static constexpr std::int64_t kGuard = 64;  ///< elements that follow an array
 
   [[nodiscard]] std::int64_t columns() const { return kRank + (has_rope_ ? kRope : 0); }
@@ -196,7 +211,7 @@ class Problem {
       }
       first_token += query_len_[at(b)];
     }
-    tiles_.push_back({0, 0, 0, 1});  // of no rows
+    tiles_.push_back({0, 0, 0, 1});  // of no rows: unsound_tile() takes its place
     unions.emplace_back();
     rows_of.emplace_back(0, 0);
     fill_lists(unions, rows_of);

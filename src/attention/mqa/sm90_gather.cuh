@@ -24,7 +24,8 @@ __device__ inline TileWork describe(const Params& p, std::int32_t index) {
   UnionTile tile = p.tiles[work.index];
   // Lists may be a caller's who keeps them for other layers: whatever they are, rows and lists are those that exist.
   const bool sound = tile.request >= 0 && tile.request < p.requests && tile.rows >= 0 && tile.rows <= p.group &&
-                     tile.token >= 0 && tile.token <= p.tokens - tile.rows && tile.blocks <= p.capacity / kKeys;
+                     tile.token >= 0 && tile.token <= p.tokens - tile.rows && tile.blocks >= 0 &&
+                     tile.blocks <= p.capacity / kKeys;
   tile.rows = sound ? tile.rows : 0;
   const std::int64_t row = p.rows_are_tokens ? tile.token : static_cast<std::int64_t>(work.index) * p.group;
   work.first_row = row * p.heads + work.first_head;
