@@ -282,7 +282,11 @@ TEST(PlanRefuses, ImpossibleAttention) {
   EXPECT_NE(spoilt([](Attention& a) { a.geometry.kv_lora_rank = -1; }), "");
   EXPECT_NE(spoilt([](Attention& a) { a.geometry.qk_rope_head_dim = 7; }), "");
   EXPECT_NE(spoilt([](Attention& a) { a.geometry.v_head_dim = std::numeric_limits<std::int64_t>::max(); }), "");
-  EXPECT_NE(spoilt([](Attention& a) { a.scale = std::numeric_limits<double>::quiet_NaN(); }), "");
+  // Beyond float32's normal numbers, or so large that running maxima would overflow.
+  for (const double scale : {std::numeric_limits<double>::quiet_NaN(), 0.0, -1.0, 1e-50, 1e-40, 1e7}) {
+    EXPECT_NE(spoilt([scale](Attention& a) { a.scale = scale; }), "") << scale;
+  }
+  EXPECT_EQ(spoilt([](Attention& a) { a.scale = 1e-30; }), "");
   EXPECT_NE(spoilt([](Attention& a) { a.compute = DType::int32; }), "");
   EXPECT_NE(spoilt([](Attention& a) { a.format = CacheFormat::fp8_ds_mla; }), "") << "R is not 512";
 }

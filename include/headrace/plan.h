@@ -34,7 +34,7 @@ inline constexpr Path kPaths[] = {Path::dense_mha, Path::masked_mha, Path::topk_
 struct HEADRACE_EXPORT Attention {
   Geometry geometry;
   SelectionRule rule;
-  double scale = 0.0;  ///< softmax scale
+  double scale = 0.0;  ///< of the softmax: a normal float32 above 0 and at most 1e6
   DType compute = DType::bfloat16;
   CacheFormat format = CacheFormat::bfloat16;
   SelectionSpace space = SelectionSpace::request_position;  ///< of the selections that `attend` will get

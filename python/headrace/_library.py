@@ -145,8 +145,14 @@ def declare(library, functions):
 
 def _load():
     path = os.environ.get("HEADRACE_LIBRARY") or pathlib.Path(__file__).with_name("libheadrace_python.so")
-    loaded = ctypes.CDLL(os.fspath(path))
-    declare(loaded, _FUNCTIONS)
+    try:
+        loaded = ctypes.CDLL(os.fspath(path))
+        declare(loaded, _FUNCTIONS)
+    except (OSError, AttributeError) as reason:
+        raise ImportError(
+            f"{path}: expected Headrace's library, got: {reason}. Build the target headrace_python and put its "
+            "folder python/ of the build on PYTHONPATH, or name the library in HEADRACE_LIBRARY."
+        ) from reason
     if loaded.hr_abi() != ABI:
         raise ImportError(f"{path}: expected version {ABI} of the interface, got {loaded.hr_abi()}")
     return loaded

@@ -66,7 +66,7 @@ class Device:
 
     def __init__(self, ordinal=0):
         handle = ctypes.c_void_p()
-        library.hr_device_create(ordinal, handle)
+        library.hr_device_create(_integer("ordinal", ordinal), handle)
         self.handle = handle.value
         self.ordinal = ordinal
         weakref.finalize(self, library.hr_device_free, self.handle)

@@ -114,7 +114,7 @@ class Problem {
     pass.keys.scale = kLatentScale;
     if (!block_table_.empty()) {
       pass.keys.block_table = block_table.data();
-      pass.keys.table_row_stride = table_width_;
+      pass.keys.table_row_stride = table_stride_;
       pass.keys.table_stride = 1;
       pass.keys.table_width = table_width_;
       pass.keys.num_pages = num_pages_;
@@ -280,11 +280,15 @@ class Problem {
     cache_.assign(at((num_rows_ + 5) * row_stride_), std::byte{0xff});
   }
 
+  /// Pages of a few tokens, or of more than any request has; the table has a page too few at times.
   void make_pages(std::vector<std::int64_t> (&starts)[2]) {
-    page_size_ = 1 + random_.below(9);
-    table_width_ = (std::max(seq_len_[0], seq_len_[1]) + page_size_ - 1) / page_size_;
-    num_pages_ = 2 * table_width_;
-    page_stride_ = page_size_ * row_stride_ + 16 * random_.below(2);
+    constexpr std::int64_t kHuge[] = {std::int64_t{1} << 20, (std::int64_t{1} << 31) - 1, std::int64_t{1} << 40};
+    const std::int64_t longest = std::max(seq_len_[0], seq_len_[1]);
+    page_size_ = random_.chance(0.2) ? kHuge[random_.below(3)] : 1 + random_.below(9);
+    table_stride_ = (longest + page_size_ - 1) / page_size_;
+    table_width_ = table_stride_ - (random_.chance(0.2) ? 1 : 0);
+    num_pages_ = 2 * table_stride_;
+    page_stride_ = std::min(page_size_, longest) * row_stride_ + 16 * random_.below(2);
     cache_.assign(at(num_pages_ * page_stride_), std::byte{0xff});
     block_table_.resize(at(num_pages_));
     std::iota(block_table_.begin(), block_table_.end(), 0);
@@ -298,8 +302,8 @@ class Problem {
     }
     for (std::int64_t b = 0; b < 2; ++b) {
       for (std::int64_t key = 0; key < seq_len_[at(b)]; ++key) {
-        const std::int64_t page = block_table_[at(b * table_width_ + key / page_size_)];
-        const bool is_inside = page >= 0 && page < num_pages_;
+        const std::int64_t page = block_table_[at(b * table_stride_ + key / page_size_)];
+        const bool is_inside = key / page_size_ < table_width_ && page >= 0 && page < num_pages_;
         starts[b].push_back(is_inside ? page * page_stride_ + key % page_size_ * row_stride_ : -1);
       }
     }
@@ -418,6 +422,7 @@ class Problem {
   std::int64_t page_size_ = 0;
   std::int64_t page_stride_ = 0;
   std::int64_t num_pages_ = 0;
+  std::int64_t table_stride_ = 0;
   std::int64_t table_width_ = 0;
   std::vector<std::int32_t> block_table_;  // empty: first_row_ counts
   std::vector<std::int64_t> first_row_;
