@@ -457,6 +457,34 @@ TEST_P(TopkMqaBounds, AGraphReplaysWithEverythingChanged) {
   }
 }
 
+TEST_P(TopkMqaBounds, LayersOfAGraphShareASelection) {
+  const std::vector<RequestShape> shapes{{129, 40}, {64, 0}, {1, 600}, {5, 900}};
+  const AttentionCase first(bounded(shapes, CacheFormat::bfloat16));
+  const Plan made = plan_mixed(first, first.batch(), GetParam());
+  const CaseOnDevice on_device(first);
+  OutputBuffer of_layer[2] = {first.output_buffer(), first.output_buffer()};
+  const OutputsOnDevice outputs[2] = {OutputsOnDevice(of_layer[0].outputs()), OutputsOnDevice(of_layer[1].outputs())};
+  const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
+  const CapturedGraph graph([&](Stream stream) {
+    Inputs inputs = on_device.inputs();
+    for (const OutputsOnDevice& layer : outputs) {
+      attend(made, on_device.weights(), inputs, layer.get(),
+             {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, stream);
+      // Where the plan takes another path too, that one uses the lists' room.
+      inputs.selection_kept = true;
+    }
+  });
+  const AttentionCase second(bounded(shapes, CacheFormat::bfloat16));
+  on_device.replace(second);
+  workspace.fill(std::byte{0xff});
+  graph.replay();
+  for (int i = 0; i < 2; ++i) {
+    SCOPED_TRACE(testing::Message() << "layer " << i);
+    outputs[i].bring_back();
+    expect_oracle(second, of_layer[i]);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Plans, TopkMqaBounds, testing::Bool(),
                          [](const auto& mixed) { return mixed.param ? "mixed" : "forced"; });
 
