@@ -111,17 +111,13 @@ mqa::sm90::KeyRows keys_of(const HrMqa& mqa, const HrMqaCall& call, const Place&
   cache.expect("cache", {-1, -1, mqa.attention.geometry.latent_dim()});
   const auto table = required_input("block_table", call.block_table, place).as<std::int32_t>("block_table");
   table.expect("block_table", {mqa.requests, -1});
-  mqa::sm90::KeyRows keys;
-  keys.data = reinterpret_cast<const std::byte*>(cache.data());
-  keys.row_stride = cache.stride(1) * size_of(DType::bfloat16);
-  keys.block_table = table.data();
-  keys.table_row_stride = table.stride(0);
-  keys.table_stride = table.stride(1);
-  keys.table_width = table.dim(1);
-  keys.num_pages = cache.dim(0);
-  keys.page_size = cache.dim(1);
-  keys.page_stride = cache.stride(0) * size_of(DType::bfloat16);
-  return keys;
+  const std::int64_t size = size_of(DType::bfloat16);
+  const CacheView pages{.data = reinterpret_cast<const std::byte*>(cache.data()),
+                        .num_pages = cache.dim(0),
+                        .page_size = cache.dim(1),
+                        .page_stride = cache.stride(0) * size,
+                        .row_stride = cache.stride(1) * size};
+  return mqa::sm90::rows_in_pages(CacheFormat::bfloat16, pages, table);
 }
 
 /// [T, H, R], contiguous.

@@ -72,57 +72,45 @@ def fill_selection(generator, topk, seed, request, context_len, index, count):
     )
 
 
-class Mha:
+class _Kernel:
+    """A kernel on a batch's tables, which it was made with."""
+
+    def __init__(self, create, free, device, *arguments):
+        handle = c_void_p()
+        create(*arguments, handle)
+        self._device = device
+        self._handle = handle.value
+        weakref.finalize(self, free, self._handle)
+
+    def _queue(self, run, call, stream, **tensors):
+        borrow = Borrowed()
+        run(self._handle, call(**borrow.each(**tensors), stream=stream_handle(stream, self._device)))
+
+
+class Mha(_Kernel):
     """The flash-attention kernel alone, over up-projected keys of a batch, which lie one request after the other."""
 
     def __init__(self, query_len, seq_len, *, device, masked=False, **attention):
-        handle = c_void_p()
-        batch = to_c_batch(query_len, seq_len, True)
-        library.hr_mha_create(Attention(**attention).to_c(), batch, device.handle, masked, handle)
-        self._device = device
-        self._handle = handle.value
-        weakref.finalize(self, library.hr_mha_free, self._handle)
+        arguments = (Attention(**attention).to_c(), to_c_batch(query_len, seq_len, True), device.handle, masked)
+        super().__init__(library.hr_mha_create, library.hr_mha_free, device, *arguments)
 
     def run(self, *, q, key_nope, value, out, key_rope=None, index=None, count=None, lse=None, stream=None):
         """Queues it: q [T, H, nope + rope], key_nope [K, H, nope], key_rope [K, rope], value [K, H, v]; where it was
         made with `masked` also a selection, whose bit mask is built first."""
-        borrow = Borrowed()
-        call = HrMhaCall(
-            q=borrow("q", q),
-            key_nope=borrow("key_nope", key_nope),
-            key_rope=borrow("key_rope", key_rope),
-            value=borrow("value", value),
-            index=borrow("index", index),
-            count=borrow("count", count),
-            out=borrow("out", out),
-            lse=borrow("lse", lse),
-            stream=stream_handle(stream, self._device),
-        )
-        library.hr_mha_run(self._handle, call)
+        tensors = dict(q=q, key_nope=key_nope, key_rope=key_rope, value=value)
+        tensors.update(index=index, count=count, out=out, lse=lse)
+        self._queue(library.hr_mha_run, HrMhaCall, stream, **tensors)
 
 
-class Mqa:
+class Mqa(_Kernel):
     """Top-k MQA between absorbed queries and attended latents: union lists with their masks, and the kernel."""
 
     def __init__(self, query_len, seq_len, *, device, **attention):
-        handle = c_void_p()
-        batch = to_c_batch(query_len, seq_len, True)
-        library.hr_mqa_create(Attention(**attention).to_c(), batch, device.handle, handle)
-        self._device = device
-        self._handle = handle.value
-        weakref.finalize(self, library.hr_mqa_free, self._handle)
+        arguments = (Attention(**attention).to_c(), to_c_batch(query_len, seq_len, True), device.handle)
+        super().__init__(library.hr_mqa_create, library.hr_mqa_free, device, *arguments)
 
     def run(self, *, query, cache, block_table, index, out, query_rope=None, count=None, stream=None):
         """Queues it: query [T, H, R], query_rope [T, H, rope], cache [pages, page size, R + rope], out [T, H, R]."""
-        borrow = Borrowed()
-        call = HrMqaCall(
-            query=borrow("query", query),
-            query_rope=borrow("query_rope", query_rope),
-            cache=borrow("cache", cache),
-            block_table=borrow("block_table", block_table),
-            index=borrow("index", index),
-            count=borrow("count", count),
-            out=borrow("out", out),
-            stream=stream_handle(stream, self._device),
-        )
-        library.hr_mqa_run(self._handle, call)
+        tensors = dict(query=query, query_rope=query_rope, cache=cache, block_table=block_table)
+        tensors.update(index=index, count=count, out=out)
+        self._queue(library.hr_mqa_run, HrMqaCall, stream, **tensors)

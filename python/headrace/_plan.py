@@ -52,9 +52,9 @@ class Attention:
         fields = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type in (str, "str"):
+            if field.type is str:
                 fields[field.name] = _expect(field.name, value, str, "a string").encode()
-            elif field.type in (int, "int"):
+            elif field.type is int:
                 fields[field.name] = _integer(field.name, value)
             else:
                 fields[field.name] = float(_expect(field.name, value, numbers.Real, "a number"))
@@ -266,19 +266,22 @@ def attend(
     """
     _expect("plan", plan, Plan, "a headrace.Plan")
     borrow = Borrowed()
+    tensors = borrow.each(
+        q=q,
+        kv_b_proj=kv_b_proj,
+        sink=sink,
+        cache=cache,
+        block_table=block_table,
+        query_start=query_start,
+        seq_len=seq_len,
+        index=index,
+        count=count,
+        out=out,
+        lse=lse,
+        workspace=workspace,
+    )
     call = HrCall(
-        q=borrow("q", q),
-        kv_b_proj=borrow("kv_b_proj", kv_b_proj),
-        sink=borrow("sink", sink),
-        cache=borrow("cache", cache),
-        block_table=borrow("block_table", block_table),
-        query_start=borrow("query_start", query_start),
-        seq_len=borrow("seq_len", seq_len),
-        index=borrow("index", index),
-        count=borrow("count", count),
-        out=borrow("out", out),
-        lse=borrow("lse", lse),
-        workspace=borrow("workspace", workspace),
+        **tensors,
         cache_scale=float(_expect("cache_scale", cache_scale, numbers.Real, "a number")),
         stream=stream_handle(stream, plan.device) if plan.device else 0,
         selection_kept=int(_expect("selection_kept", selection_kept, bool, "True or False")),

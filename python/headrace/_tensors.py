@@ -45,3 +45,7 @@ class Borrowed:
         self._capsules.append(capsule)
         versioned = _is_valid(capsule, b"dltensor_versioned")
         return HrTensor(_get_pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor"), versioned)
+
+    def each(self, **tensors):
+        """Several, under their names: a call's fields."""
+        return {name: self(name, tensor) for name, tensor in tensors.items()}

@@ -54,7 +54,7 @@ template <class Options>
 std::string why(const Options& options) {
   const auto able =
       std::count_if(options.begin(), options.end(), [](const auto& option) { return option.unmet.empty(); });
-  return able <= 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
+  return able == 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
 }
 
 /// What a path may take: the limit, or the default where none is set.

@@ -159,18 +159,24 @@ inline std::int64_t random_limit(Random& random, const AttentionCase& problem, P
   return least + random.below(everything - least + 1);
 }
 
-inline OutputBuffer run_on_gpu(const AttentionCase& problem, const Plan& made) {
-  const CaseOnDevice on_device(problem);
+/// Runs a plan on a case, or on other inputs of its shapes, and waits.
+inline OutputBuffer run_with(const AttentionCase& problem, const CaseOnDevice& on_device, const Plan& made,
+                             const Inputs& inputs, const device::cuda::DeviceBuffer& workspace, Stream stream) {
   OutputBuffer result = problem.output_buffer();
   const OutputsOnDevice outputs(result.outputs());
-  const device::cuda::DeviceBuffer workspace(std::max<std::int64_t>(made.workspace_bytes(), 1));
-  workspace.fill(std::byte{0xff});
-  const device::cuda::OwnedStream stream;
-  attend(made, on_device.weights(), on_device.inputs(), outputs.get(),
+  attend(made, on_device.weights(), inputs, outputs.get(),
          {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, stream);
   device::cuda::synchronize(stream);
   outputs.bring_back();
   return result;
+}
+
+inline OutputBuffer run_on_gpu(const AttentionCase& problem, const Plan& made) {
+  const CaseOnDevice on_device(problem);
+  const device::cuda::DeviceBuffer workspace(std::max<std::int64_t>(made.workspace_bytes(), 1));
+  workspace.fill(std::byte{0xff});
+  const device::cuda::OwnedStream stream;
+  return run_with(problem, on_device, made, on_device.inputs(), workspace, stream);
 }
 
 }  // namespace headrace::test

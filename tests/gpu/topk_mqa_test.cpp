@@ -181,14 +181,9 @@ TEST_F(TopkMqa, ASelectionOfNothing) {
   Inputs inputs = on_device.inputs();
   inputs.selection.index = View<const std::int32_t>(nothing.data(), {problem.tokens(), some.width});
   const Plan made = plan_topk(problem);
-  OutputBuffer result = problem.output_buffer();
-  const OutputsOnDevice outputs(result.outputs());
   const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
   workspace.fill(std::byte{0xff});
-  attend(made, on_device.weights(), inputs, outputs.get(),
-         {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
-  device::cuda::synchronize(Stream{});
-  outputs.bring_back();
+  const OutputBuffer result = run_with(problem, on_device, made, inputs, workspace, Stream{});
   for (std::int64_t token = 0; token < problem.tokens(); ++token) {
     for (std::int64_t head = 0; head < some.geometry.num_heads; ++head) {
       ASSERT_EQ(result.lse(token, head), -std::numeric_limits<float>::infinity());
@@ -224,13 +219,7 @@ class TwoLayers {
 
  private:
   [[nodiscard]] OutputBuffer run(const Inputs& inputs) const {
-    OutputBuffer result = problem_.output_buffer();
-    const OutputsOnDevice outputs(result.outputs());
-    attend(plan_, on_device_.weights(), inputs, outputs.get(),
-           {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, Stream{});
-    device::cuda::synchronize(Stream{});
-    outputs.bring_back();
-    return result;
+    return run_with(problem_, on_device_, plan_, inputs, workspace_, Stream{});
   }
 
   const AttentionCase& problem_;
@@ -263,16 +252,11 @@ TEST_F(TopkMqa, ListsThatNobodyMadeHarmNothing) {
     const AttentionCase problem(some);
     const CaseOnDevice on_device(problem);
     const Plan made = plan_topk(problem);
-    OutputBuffer result = problem.output_buffer();
-    const OutputsOnDevice outputs(result.outputs());
     const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
     workspace.fill(std::byte{static_cast<std::uint8_t>(byte)});
     Inputs inputs = on_device.inputs();
     inputs.selection_kept = true;  // a lie
-    attend(made, on_device.weights(), inputs, outputs.get(),
-           {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
-    device::cuda::synchronize(Stream{});
-    outputs.bring_back();
+    const OutputBuffer result = run_with(problem, on_device, made, inputs, workspace, Stream{});
     ASSERT_FALSE(result.damage().has_value()) << *result.damage();
   }
 }

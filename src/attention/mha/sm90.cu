@@ -483,7 +483,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
       }
     };
 
-    /// The next tile's queries may come while the last keys of this one are still worked on.
+    // The next tile's queries may come while the last keys of this one are still worked on.
     const auto finish_qk = [&](int tile) {
       release(smem.empty_k[k_stage.index]);
       k_stage.advance();

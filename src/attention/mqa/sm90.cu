@@ -191,6 +191,22 @@ std::vector<std::string> unmet_requirements(const Geometry& g) {
   return unmet;
 }
 
+KeyRows rows_in_pages(CacheFormat format, const CacheView& cache, const View<const std::int32_t>& block_table) {
+  KeyRows rows;
+  rows.data = cache.data;
+  rows.row_stride = cache.row_stride;
+  rows.format = format;
+  rows.scale = cache.scale;
+  rows.block_table = block_table.data();
+  rows.table_row_stride = block_table.stride(0);
+  rows.table_stride = block_table.stride(1);
+  rows.table_width = block_table.dim(1);
+  rows.num_pages = cache.num_pages;
+  rows.page_size = cache.page_size;
+  rows.page_stride = cache.page_stride;
+  return rows;
+}
+
 void load() {
   for (const bool has_rope : {false, true}) {
     for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {

@@ -34,6 +34,10 @@ struct KeyRows {
   std::int64_t num_rows = 0;                ///< in all; what would lie beyond is zeros
 };
 
+/// The rows of a cache, where a block table says.
+[[nodiscard]] KeyRows rows_in_pages(CacheFormat format, const CacheView& cache,
+                                    const View<const std::int32_t>& block_table);
+
 /// One launch: the rows of some tiles attend to the keys of the tiles' lists.
 struct Pass {
   std::int64_t heads = 0;

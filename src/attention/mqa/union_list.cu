@@ -347,8 +347,8 @@ Kernel kernel_of(bool vector, bool slots) {
 
 int warps_for(std::int64_t group) { return group <= kFewRows ? kWarpsOfFew : kWarpsOfMany; }
 
-Kernel kernel_for(std::int64_t group, bool vector, bool slots) {
-  return group <= kFewRows ? kernel_of<kWarpsOfFew>(vector, slots) : kernel_of<kWarpsOfMany>(vector, slots);
+Kernel kernel_for(int warps, bool vector, bool slots) {
+  return warps == kWarpsOfFew ? kernel_of<kWarpsOfFew>(vector, slots) : kernel_of<kWarpsOfMany>(vector, slots);
 }
 
 template <class T>
@@ -380,10 +380,10 @@ void validate(const UnionPass& pass) {
 }  // namespace
 
 void load_union_lists() {
-  for (const std::int64_t group : {kFewRows, kMostRows}) {
+  for (const int warps : {kWarpsOfFew, kWarpsOfMany}) {
     for (const bool vector : {false, true}) {
       for (const bool slots : {false, true}) {
-        device::cuda::allow_shared_memory(kernel_for(group, vector, slots), kMostBytes);
+        device::cuda::allow_shared_memory(kernel_for(warps, vector, slots), kMostBytes);
       }
     }
   }
@@ -411,10 +411,10 @@ void build_union_lists(const UnionPass& pass, Stream stream) {
       .bitmap_words = static_cast<std::int32_t>(bytes) / static_cast<std::int32_t>(sizeof(std::uint32_t)),
       .keys_bound = static_cast<std::int32_t>(pass.keys_bound),
   };
-  const Kernel kernel =
-      kernel_for(pass.group, selected.is_vector(), pass.selection.space == SelectionSpace::cache_slot);
+  const int warps = warps_for(pass.group);
+  const Kernel kernel = kernel_for(warps, selected.is_vector(), pass.selection.space == SelectionSpace::cache_slot);
   device::cuda::allow_shared_memory(kernel, kMostBytes);
-  device::cuda::launch("union lists", kernel, static_cast<unsigned>(pass.tiles.dim(0)), warps_for(pass.group) * kWarp,
+  device::cuda::launch("union lists", kernel, static_cast<unsigned>(pass.tiles.dim(0)), warps * kWarp,
                        static_cast<std::size_t>(bytes), stream, params);
 }
 

@@ -89,21 +89,7 @@ class MqaRun {
   }
 
   [[nodiscard]] mqa::sm90::KeyRows keys_in_pages() const {
-    const CacheView& cache = call_.inputs.cache;
-    const View<const std::int32_t>& table = call_.inputs.requests.block_table;
-    mqa::sm90::KeyRows keys;
-    keys.data = cache.data;
-    keys.row_stride = cache.row_stride;
-    keys.format = attention_.format;
-    keys.scale = cache.scale;
-    keys.block_table = table.data();
-    keys.table_row_stride = table.stride(0);
-    keys.table_stride = table.stride(1);
-    keys.table_width = table.dim(1);
-    keys.num_pages = cache.num_pages;
-    keys.page_size = cache.page_size;
-    keys.page_stride = cache.page_stride;
-    return keys;
+    return mqa::sm90::rows_in_pages(attention_.format, call_.inputs.cache, call_.inputs.requests.block_table);
   }
 
   void attend_slots(const MqaSlice& slice, const mqa::sm90::KeyRows& keys) const {

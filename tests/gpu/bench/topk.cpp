@@ -108,18 +108,7 @@ class Data {
             View<const std::int32_t>(table_.data(), {1, table_.size()})};
   }
   [[nodiscard]] attention::mqa::sm90::KeyRows keys() const {
-    attention::mqa::sm90::KeyRows keys;
-    keys.data = cache_.data();
-    keys.row_stride = row_bytes();
-    keys.format = format_;
-    keys.block_table = table_.data();
-    keys.table_row_stride = table_.size();
-    keys.table_stride = 1;
-    keys.table_width = table_.size();
-    keys.num_pages = table_.size();
-    keys.page_size = kPageSize;
-    keys.page_stride = kPageSize * row_bytes();
-    return keys;
+    return attention::mqa::sm90::rows_in_pages(format_, cache(), requests().block_table);
   }
   [[nodiscard]] attention::mqa::UnionPass pass(std::int64_t group, View<const TileReference> tiles,
                                                const UnionLists& lists) const {
