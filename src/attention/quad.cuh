@@ -27,6 +27,12 @@ __device__ inline float next_maximum(float before, float high, float scale_log2)
   return (high - before) * scale_log2 > kTolerated ? high : before;
 }
 
+/// Whether no row of the warp has a maximum that was raised, so that nothing is to be rescaled.
+/// @param factor  of the thread's two rows
+__device__ inline bool maxima_stand(const float (&factor)[2]) {
+  return __all_sync(~0U, factor[0] == 1.0F && factor[1] == 1.0F) != 0;
+}
+
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));

@@ -468,7 +468,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
       }
     };
     const auto rescale = [&] {
-      if (__all_sync(~0U, factor[0] == 1.0F && factor[1] == 1.0F)) {
+      if (maxima_stand(factor)) {
         return;
       }
 #pragma unroll

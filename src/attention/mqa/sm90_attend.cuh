@@ -250,7 +250,7 @@ class Consumer {
   }
 
   __device__ void rescale() {
-    if (__all_sync(~0U, factor_[0] == 1.0F && factor_[1] == 1.0F)) {
+    if (maxima_stand(factor_)) {
       return;
     }
 #pragma unroll
