@@ -239,13 +239,14 @@ class Problem {
     }
   }
 
-  /// Keys lie in pages in a random order, or one after the other; some lie outside the cache. All else is NaN.
+  /// Keys lie in pages in a random order, or, of bfloat16, one after the other; some lie outside the cache. All else is
+  /// NaN.
   void make_cache() {
     const cache::RowCodec codec(format_, geometry_, DType::bfloat16, kLatentScale);
     const std::int64_t row_bytes = cache_row_bytes(format_, geometry_);
     row_stride_ = (row_bytes + 15) / 16 * 16 + 16 * random_.below(3);
     std::vector<std::int64_t> starts[2];  // of each key's row, in bytes; -1: outside
-    if (random_.chance(0.7)) {
+    if (format_ != CacheFormat::bfloat16 || random_.chance(0.5)) {
       make_pages(starts);
     } else {
       make_packed_rows(starts);
@@ -485,6 +486,11 @@ TEST(MqaSm90Input, OfTheWrongShapeIsRefused) {
   other = pass;
   other.keys.row_stride = 1032;
   EXPECT_TRUE(test::throws_error(call(other), "cache"));
+  const DeviceArray<std::int64_t> first_row(1);
+  other = pass;
+  other.keys.first_row = first_row.data();
+  other.keys.format = CacheFormat::fp8;
+  EXPECT_TRUE(test::throws_error(call(other), "keys"));
   other = pass;
   other.lists.masks = View<std::uint64_t>(masks.data(), {1, 1, 2});
   EXPECT_TRUE(test::throws_error(call(other), "masks"));

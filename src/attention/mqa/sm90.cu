@@ -22,8 +22,7 @@
 //                                              230,832   (d_qk 512: 206,256), rounded up to whole KiB
 // A buffer of K is given back in halves, so that the left half is filled again while the right one is still read.
 // Registers of a thread: 128 of output, 32 of scores, 16 of weights; 224 for the two groups and 56 for the third, or
-// 200 and 104 where it keeps codes. With 200 the compiler serialises the products; with 208 it does not, but the
-// third group, which then has 88, becomes slower by more than that: it is what quantised rows wait for.
+// 208 and 88 where it keeps codes: with less the compiler would serialise the products.
 //
 // Floor of a block of keys: 2 x 64 x 64 x (d_qk + 512) FLOPs are 2176 cycles of the tensor cores at 576, 2048 at 512.
 // Beside them shared memory moves (A and B of S: 4 KiB for each 16 columns, 1152 cycles at 576; V and P: 576; the
@@ -56,7 +55,7 @@ using device::cuda::check;
 /// more than the others give back waits for ever.
 template <CacheFormat kFormat>
 struct Registers {
-  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 200;
+  static constexpr std::uint32_t kConsumer = kFormat == CacheFormat::bfloat16 ? 224 : 208;
   static constexpr std::uint32_t kProducer = 3 * 168 - kConsumers * kConsumer;
 };
 
@@ -160,6 +159,9 @@ void validate(const Pass& pass) {
   expect_aligned("query", pass.query);
   expect_aligned("attended", pass.attended);
   expect_aligned("cache", pass.keys.data, pass.keys.row_stride | pass.keys.page_stride);
+  if (pass.keys.first_row != nullptr && pass.keys.format != CacheFormat::bfloat16) {
+    throw Error("keys", "bfloat16 where rows lie one after another", std::string(name_of(pass.keys.format)));
+  }
   if (pass.has_rope) {
     expect_aligned("q", pass.query_rope, (pass.query_rope_stride | pass.query_rope_head_stride) * 2);
   }

@@ -30,8 +30,9 @@ struct KeyRows {
   std::int64_t page_size = 0;
   std::int64_t page_stride = 0;  ///< bytes, a multiple of 16
 
-  const std::int64_t* first_row = nullptr;  ///< [B]: the keys of request b are rows first_row[b] and following; or null
-  std::int64_t num_rows = 0;                ///< in all; what would lie beyond is zeros
+  /// [B]: the keys of request b are rows first_row[b] and following, of bfloat16; or null.
+  const std::int64_t* first_row = nullptr;
+  std::int64_t num_rows = 0;  ///< in all; what would lie beyond is zeros
 };
 
 /// The rows of a cache, where a block table says.

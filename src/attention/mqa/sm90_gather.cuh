@@ -36,18 +36,26 @@ __device__ inline TileWork describe(const Params& p, std::int32_t index) {
   return work;
 }
 
+/// The thread's number in the producer.
+__device__ inline int producer_thread() { return static_cast<int>(threadIdx.x) - kConsumers * kWarpGroup; }
+
 /// Eight threads of the producer copy a row of a column block; sixteen rows at once, four times.
 inline constexpr int kRowsAtOnce = kWarpGroup / kChunks;
 inline constexpr int kRowsAThread = kRows / kRowsAtOnce;
 
-/// Rows of memory that belong to a thread's rows of a tile. Where there is none, zeros are wanted, and `data` is an
-/// address that may be formed.
+/// Rows of memory that belong to a thread's rows of a tile. Where there is none, zeros are wanted, and `data` is the
+/// address of a row of zeros.
 struct SourceRows {
   const std::byte* data[kRowsAThread];
   bool exists[kRowsAThread];
 };
 
-/// Copies the thread's 16 bytes of each of its rows of a column block.
+__device__ const uint4 kZeroRow[(kRank + kRope) * 2 / kChunkBytes] = {};
+
+__device__ inline const std::byte* zero_row() { return reinterpret_cast<const std::byte*>(kZeroRow); }
+
+/// Copies the thread's 16 bytes of each of its rows of a column block. Zeros are not read, but filled in: reading would
+/// ask one piece of L2 for all of them.
 __device__ inline void copy_column_block(std::byte* to, const SourceRows& rows, int offset) {
 #pragma unroll
   for (int i = 0; i < kRowsAThread; ++i) {
@@ -57,45 +65,51 @@ __device__ inline void copy_column_block(std::byte* to, const SourceRows& rows, 
 }
 
 /// Finds the rows of a tile's keys, block after block. A lane finds one of the sixteen rows that its warp copies (the
-/// upper half of a warp does what the lower does) and the warp exchanges them. Positions are read two blocks ahead, and
-/// their pages one, so that no copy waits for them.
+/// upper half of a warp does what the lower does) and the warp exchanges them.
+/// @tparam kFormat  rows that lie one after another, as converted ones do, are bfloat16
+template <CacheFormat kFormat>
 class RowFinder {
  public:
   __device__ RowFinder(const Params& p, const TileWork& work)
       : keys_(p.keys), divide_(p.divide_by_page), blocks_(work.blocks) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
+    const int thread = producer_thread();
     const int lane = thread % kWarp;
     list_ = p.list + work.index * p.capacity + thread / kWarp * kRowsOfAWarp + lane % kRowsOfAWarp +
             lane / kRowsOfAWarp % kRowsAThread * kRowsAtOnce;
-    if (keys_.first_row != nullptr) {
-      first_row_ = __ldg(keys_.first_row + work.request);
-    } else {
+    if (in_pages()) {
       table_ = keys_.block_table + work.request * keys_.table_row_stride;
+    } else {
+      first_row_ = __ldg(keys_.first_row + work.request);
     }
     read_position();
-    look_up();
-    read_position();
+    look_ahead();
   }
 
-  /// The rows of the next block. A key has none where its position is -1, its page lies outside the cache or the block
-  /// table, or the converted rows do not reach to it.
-  __device__ SourceRows next() {
+  /// The rows of the block that was looked up last. A key has none where its position is -1, its page lies outside the
+  /// cache or the block table, or the converted rows do not reach to it.
+  __device__ SourceRows rows() const {
     const std::int64_t offset = find();
-    look_up();
-    read_position();
     SourceRows rows;
 #pragma unroll
     for (int i = 0; i < kRowsAThread; ++i) {
       const auto lane = static_cast<int>(threadIdx.x) % kWarp / kChunks + i * kRowsOfAWarp;
       const std::int64_t found = __shfl_sync(~0U, offset, lane);
       rows.exists[i] = found >= 0;
-      rows.data[i] = keys_.data + max(found, std::int64_t{0});
+      rows.data[i] = rows.exists[i] ? keys_.data + found : zero_row();
     }
     return rows;
   }
 
+  /// Asks for the pages of the next block, and for the positions of the one after it, so that nothing waits for them.
+  __device__ void look_ahead() {
+    look_up();
+    read_position();
+  }
+
  private:
   static constexpr int kRowsOfAWarp = kWarp / kChunks;  // at once
+
+  __device__ bool in_pages() const { return kFormat != CacheFormat::bfloat16 || keys_.first_row == nullptr; }
 
   __device__ void read_position() {
     position_ = blocks_ > 0 ? __ldg(list_) : -1;
@@ -103,9 +117,8 @@ class RowFinder {
     --blocks_;
   }
 
-  /// Asks for the page of the position that was read last.
   __device__ void look_up() {
-    if (keys_.first_row != nullptr) {
+    if (!in_pages()) {
       in_page_ = position_;
       return;
     }
@@ -115,7 +128,7 @@ class RowFinder {
 
   /// Bytes from the first row of all to the one looked up, or -1.
   __device__ std::int64_t find() const {
-    if (keys_.first_row != nullptr) {
+    if (!in_pages()) {
       const std::int64_t row = first_row_ + in_page_;
       return in_page_ >= 0 && row < keys_.num_rows ? row * keys_.row_stride : -1;
     }
@@ -145,111 +158,158 @@ struct Place {
         target(row * kRowBytes + ((chunk ^ row % kChunks) * kChunkBytes)) {}
 };
 
-/// Brings keys into a buffer a part at a time: `fetch` may start what does not need the buffer, `store` needs it free
-/// and arrives at the barrier once everything is there.
-template <CacheFormat kFormat>
+/// Brings a tile's keys into the buffers, block after block: of each first the columns of the left half, then all
+/// others. Each time it arrives at a barrier, and what comes next has been asked for already.
+template <int kQk, CacheFormat kFormat>
 class KeyCopies;
 
 /// bfloat16 needs no registers.
-template <>
-class KeyCopies<CacheFormat::bfloat16> {
+template <int kQk>
+class KeyCopies<kQk, CacheFormat::bfloat16> {
  public:
-  __device__ explicit KeyCopies(const KeyRows& /*keys*/, const Place& place) : place_(place) {}
+  __device__ KeyCopies(const Params& p, const TileWork& work, const Place& place)
+      : finder_(p, work), place_(place), rows_(finder_.rows()) {}
 
-  template <int kFirst, int kEnd>
-  __device__ void fetch(const SourceRows& /*rows*/) {}
-  /// Column blocks [kFirst, kEnd).
-  template <int kFirst, int kEnd>
-  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
-#pragma unroll
-    for (int c = kFirst; c < kEnd; ++c) {
-      copy_column_block(buffer[c] + place_.target, rows, c * kRowBytes + place_.chunk * kChunkBytes);
-    }
+  __device__ void bring_left(std::byte (*buffer)[kColumnBlockBytes], std::uint64_t& full) {
+    copy<0, kHalfBlocks>(buffer, full);
+    finder_.look_ahead();
   }
-  template <int kEnd>
-  __device__ static void arrive(std::uint64_t& barrier) {
-    cutlass::arch::cpasync_barrier_arrive_noinc(&barrier);
+  __device__ void bring_others(std::byte (*buffer)[kColumnBlockBytes], std::uint64_t& full) {
+    copy<kHalfBlocks, kQk / kColumns>(buffer, full);
+    rows_ = finder_.rows();
   }
 
  private:
+  /// Column blocks [kFirst, kEnd).
+  template <int kFirst, int kEnd>
+  __device__ void copy(std::byte (*buffer)[kColumnBlockBytes], std::uint64_t& full) {
+#pragma unroll
+    for (int c = kFirst; c < kEnd; ++c) {
+      copy_column_block(buffer[c] + place_.target, rows_, c * kRowBytes + place_.chunk * kChunkBytes);
+    }
+    cutlass::arch::cpasync_barrier_arrive_noinc(&full);
+  }
+
+  RowFinder<CacheFormat::bfloat16> finder_;
   Place place_;
+  SourceRows rows_;
 };
 
-/// Quantised rows go through registers: codes are asked for while the buffer is still read, and become bfloat16 on
-/// their way into it, rounded once.
-template <CacheFormat kFormat>
+/// Quantised rows go through registers, and become bfloat16 on their way into the buffer, rounded once. Registers are
+/// what they have least of: of rows that do not exist zeros are read, since predicates would cost more, and a column
+/// block's codes take the place of those half a block of keys before them.
+/// Consumers put the fence between these stores and their products, as they must for copies.
+template <int kQk, CacheFormat kFormat>
 class KeyCopies {
  public:
   static constexpr bool kGroups = kFormat == CacheFormat::fp8_ds_mla;
   static_assert(kGroups || kFormat == CacheFormat::fp8);
 
-  __device__ KeyCopies(const KeyRows& keys, const Place& place) : scale_(keys.scale), place_(place) {}
+  __device__ KeyCopies(const Params& p, const TileWork& work, const Place& place)
+      : finder_(p, work), scale_(p.keys.scale), place_(place) {
+    find_rows();
+#pragma unroll
+    for (int c = 0; c < kHalfBlocks; ++c) {
+      ask(c, c);
+    }
+  }
 
-  template <int kFirst, int kEnd>
-  __device__ void fetch(const SourceRows& rows) {
+  __device__ void bring_left(std::byte (*buffer)[kColumnBlockBytes], std::uint64_t& full) {
+    finder_.look_ahead();
 #pragma unroll
-    for (int i = 0; i < kRowsAThread; ++i) {
-      const bool exists = rows.exists[i];
-      const auto* codes = reinterpret_cast<const uint2*>(rows.data[i]) + place_.chunk;
-#pragma unroll
-      for (int c = kFirst; c < kEnd; ++c) {
-        if (!is_copied(c)) {
-          codes_[c - kFirst][i] = exists ? __ldg(codes + c * kChunks) : uint2{};
-        }
-      }
-      if constexpr (kGroups) {
-        static_assert(kHalfBlocks / kBlocksAGroup == 2, "a half has two scales");
-        const auto* scales = reinterpret_cast<const float2*>(rows.data[i] + cache::kScaleOffset);
-        scales_[i] = exists ? __ldg(scales + kFirst / kHalfBlocks) : float2{};
-      }
+    for (int c = 0; c < kHalfBlocks; ++c) {
+      convert(c, buffer[c]);
+      ask(c, kHalfBlocks + c);
     }
+    if constexpr (kHasRope && !kGroups) {
+      ask(kHalfBlocks, kLatentBlocks);
+    }
+    Barrier::arrive(&full);
   }
-  template <int kFirst, int kEnd>
-  __device__ void store(std::byte (*buffer)[kColumnBlockBytes], const SourceRows& rows) {
-#pragma unroll
-    for (int c = kFirst; c < kEnd; ++c) {
-      if (is_copied(c)) {
-        copy_column_block(buffer[c] + place_.target, rows, cache::kRopeOffset + place_.chunk * kChunkBytes);
-        continue;
-      }
-#pragma unroll
-      for (int i = 0; i < kRowsAThread; ++i) {
-        cache::cuda::LaneValues<cache::cuda::E4m3> codes;
-        codes.words[0] = codes_[c - kFirst][i];
-        const bool first_group = (c - kFirst) / kBlocksAGroup == 0;
-        const float scale = !kGroups ? scale_ : first_group ? scales_[i].x : scales_[i].y;
-        *reinterpret_cast<uint4*>(buffer[c] + place_.target + i * kRowsAtOnce * kRowBytes) =
-            cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(codes, scale), 1.0F).words[0];
-      }
+
+  /// Where the rope key is bfloat16, it arrives once more.
+  __device__ void bring_others(std::byte (*buffer)[kColumnBlockBytes], std::uint64_t& full) {
+    if constexpr (kHasRope && kGroups) {
+      copy_rope(buffer[kLatentBlocks]);
+      cutlass::arch::cpasync_barrier_arrive_noinc(&full);
     }
-  }
-  /// Once for what was stored, which the products read through another proxy, and once for what is being copied.
-  template <int kEnd>
-  __device__ static void arrive(std::uint64_t& barrier) {
-    if constexpr (is_copied(kEnd - 1)) {
-      cutlass::arch::cpasync_barrier_arrive_noinc(&barrier);
+    find_rows();
+#pragma unroll
+    for (int c = 0; c < kHalfBlocks; ++c) {
+      convert(c, buffer[kHalfBlocks + c]);
+      ask(c, c);
     }
-    cutlass::arch::fence_view_async_shared();
-    Barrier::arrive(&barrier);
+    if constexpr (kHasRope && !kGroups) {
+      convert(kHalfBlocks, buffer[kLatentBlocks]);
+    }
+    Barrier::arrive(&full);
   }
 
  private:
+  static constexpr bool kHasRope = kQk > kRank;
+  static constexpr int kSlots = kHasRope && !kGroups ? kHalfBlocks + 1 : kHalfBlocks;
+  static constexpr int kCodesBytes = kChunkBytes / 2;  // of eight values
   static constexpr int kBlocksAGroup = static_cast<int>(cache::kScaleGroupSize) / kColumns;
+  static_assert(kHalfBlocks / kBlocksAGroup == 2, "a half has two scales");
 
-  /// The rope key of fp8_ds_mla is bfloat16.
-  static constexpr __device__ bool is_copied(int column_block) { return kGroups && column_block >= kLatentBlocks; }
+  __device__ void find_rows() {
+    const SourceRows rows = finder_.rows();
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      codes_at_[i] = rows.data[i] + place_.chunk * kCodesBytes;
+    }
+  }
 
-  uint2 codes_[kHalfBlocks + 1][kRowsAThread];  ///< the rope key's last, where it is quantised
-  float2 scales_[kGroups ? kRowsAThread : 1];   ///< of the half's groups
+  /// Byte `offset` of the thread's row i.
+  __device__ const std::byte* row_at(int i, std::int64_t offset) const {
+    return codes_at_[i] + (static_cast<int>(offset) - place_.chunk * kCodesBytes);
+  }
+
+  /// Asks for a column block's codes; with the last ones of a half for its scales.
+  __device__ void ask(int slot, int column_block) {
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      codes_[slot][i] = __ldg(reinterpret_cast<const uint2*>(codes_at_[i]) + column_block * kChunks);
+      if (kGroups && slot == kHalfBlocks - 1) {
+        const auto* scales = reinterpret_cast<const float2*>(row_at(i, cache::kScaleOffset));
+        scales_[i] = __ldg(scales + column_block / kHalfBlocks);
+      }
+    }
+  }
+
+  __device__ void convert(int slot, std::byte* column_block) const {
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      cache::cuda::LaneValues<cache::cuda::E4m3> codes;
+      codes.words[0] = codes_[slot][i];
+      const float scale = !kGroups ? scale_ : slot < kBlocksAGroup ? scales_[i].x : scales_[i].y;
+      *reinterpret_cast<uint4*>(column_block + place_.target + i * kRowsAtOnce * kRowBytes) =
+          cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(codes, scale), 1.0F).words[0];
+    }
+  }
+
+  __device__ void copy_rope(std::byte* column_block) const {
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      cutlass::arch::cp_async<kChunkBytes, cutlass::arch::CacheOperation::Global>(
+          column_block + place_.target + i * kRowsAtOnce * kRowBytes,
+          row_at(i, cache::kRopeOffset + place_.chunk * kChunkBytes));
+    }
+  }
+
+  RowFinder<kFormat> finder_;
+  uint2 codes_[kSlots][kRowsAThread];  ///< the rope key's last, where it is quantised
+  float2 scales_[kGroups ? kRowsAThread : 1];
   float scale_;
   Place place_;
+  const std::byte* codes_at_[kRowsAThread];  ///< of the thread's columns of column block 0
 };
 
 template <int kQk, CacheFormat kFormat>
 class Producer {
  public:
   __device__ Producer(const Params& p, SharedStorage<kQk>& smem)
-      : p_(p), smem_(smem), thread_(static_cast<int>(threadIdx.x) % kWarpGroup), place_(thread_) {}
+      : p_(p), smem_(smem), thread_(producer_thread()), place_(thread_) {}
 
   __device__ void run() {
     Turn slot;
@@ -288,7 +348,7 @@ class Producer {
     for (int i = 0; i < kRowsAThread; ++i) {
       const int row = place_.row + i * kRowsAtOnce;
       rows.exists[i] = row < work.rows;
-      rows.data[i] = p_.query + (rows.exists[i] ? work.first_row + row : 0) * (kRank * 2);
+      rows.data[i] = rows.exists[i] ? p_.query + (work.first_row + row) * (kRank * 2) : zero_row();
     }
     for (int c = 0; c < kLatentBlocks; ++c) {
       copy_column_block(smem_.q[c] + place_.target, rows, c * kRowBytes + place_.chunk * kChunkBytes);
@@ -301,7 +361,7 @@ class Producer {
         const int head = work.first_head + row - query * p_.heads;
         const std::int64_t element =
             (std::int64_t{work.token} + query) * p_.query_rope_stride + head * p_.query_rope_head_stride;
-        rows.data[i] = reinterpret_cast<const std::byte*>(p_.query_rope + (rows.exists[i] ? element : 0));
+        rows.data[i] = rows.exists[i] ? reinterpret_cast<const std::byte*>(p_.query_rope + element) : zero_row();
       }
       copy_column_block(smem_.q[kLatentBlocks] + place_.target, rows, place_.chunk * kChunkBytes);
     }
@@ -309,23 +369,15 @@ class Producer {
   }
 
   __device__ void load_keys(const TileWork& work) {
-    RowFinder finder(p_, work);
-    KeyCopies<kFormat> copies(p_.keys, place_);
-    SourceRows rows = finder.next();
-    copies.template fetch<0, kHalfBlocks>(rows);
+    KeyCopies<kQk, kFormat> copies(p_, work, place_);
     for (int block = 0; block < work.blocks; ++block) {
       const auto b = static_cast<unsigned>(block % 2);
       const std::uint32_t free_phase = (k_phases_ >> b & 1U) ^ 1U;
       Barrier::wait(&smem_.empty_k[b][0], free_phase);
-      copies.template store<0, kHalfBlocks>(smem_.k[b], rows);
-      copies.template arrive<kHalfBlocks>(smem_.full_k[b][0]);
-      copies.template fetch<kHalfBlocks, kQk / kColumns>(rows);
+      copies.bring_left(smem_.k[b], smem_.full_k[b][0]);
       Barrier::wait(&smem_.empty_k[b][1], free_phase);
-      copies.template store<kHalfBlocks, kQk / kColumns>(smem_.k[b], rows);
-      copies.template arrive<kQk / kColumns>(smem_.full_k[b][1]);
+      copies.bring_others(smem_.k[b], smem_.full_k[b][1]);
       k_phases_ ^= 1U << b;
-      rows = finder.next();
-      copies.template fetch<0, kHalfBlocks>(rows);
     }
   }
 

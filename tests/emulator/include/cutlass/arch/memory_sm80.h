@@ -23,4 +23,9 @@ struct cp_async_zfill {
   }
 };
 
+template <int kBytes, CacheOperation::Kind kOperation>
+struct cp_async {
+  cp_async(void* to, const void* from) { cp_async_zfill<kBytes, kOperation>(to, from, true); }
+};
+
 }  // namespace cutlass::arch
