@@ -44,9 +44,9 @@ struct Problem {
     return converts(blocking)[static_cast<std::size_t>(some - rows.begin())];
   }
   [[nodiscard]] std::int64_t bytes(const Blocking& blocking) const {
-    Arena arena;
-    const MqaMemory memory(arena, attention, extents, blocking);
-    return arena.used();
+    PathArenas arenas;
+    const MqaMemory memory(arenas, attention, extents, blocking);
+    return arenas.scratch.used();
   }
 };
 
@@ -270,6 +270,8 @@ TEST_F(MqaPassesTest, BlockingStaysWithinTheBudgetAndUsesIt) {
     const std::int64_t least_bytes = problem.bytes(least);
     const std::int64_t most_bytes = problem.bytes(most);
     EXPECT_LE(problem.plan(most).slices.size(), 2U) << "of converted keys and of others";
+    EXPECT_TRUE(has_all_lists(problem.attention, problem.extents, most));
+    EXPECT_LE(std::ssize(problem.plan(most).tiles) * problem.group, most.query_slice) << "a list for every tile";
     EXPECT_EQ(rows_are_tokens(problem.attention, problem.extents, most), problem.extents.other_rows == 0);
     for (int b = 0; b < 5 && most_bytes > least_bytes; ++b) {
       const std::int64_t budget = between(least_bytes, most_bytes - 1);
@@ -280,9 +282,9 @@ TEST_F(MqaPassesTest, BlockingStaysWithinTheBudgetAndUsesIt) {
     // A batch of which some rows take other paths, or that is smaller, needs no more.
     Extents mixed = problem.extents;
     mixed.other_rows = 1;
-    Arena arena;
-    const MqaMemory memory(arena, problem.attention, mixed, choose_mqa_blocking(problem.attention, mixed, kMuch));
-    EXPECT_LE(most_bytes, arena.used());
+    PathArenas arenas;
+    const MqaMemory memory(arenas, problem.attention, mixed, choose_mqa_blocking(problem.attention, mixed, kMuch));
+    EXPECT_LE(most_bytes, arenas.scratch.used());
   }
 }
 

@@ -81,9 +81,12 @@ class HEADRACE_EXPORT CudaLayer {
 
   /// All stages. `shared` is the selection of another layer, or the caller's own; empty to use this layer's indexer.
   /// `workspace` serves `attend`; see there for alignment and size.
+  /// @param selection_kept  the caller's word on `shared`, as Inputs::selection_kept
+  /// @throws Error when that word is given on a selection that this layer's indexer makes
   void forward(const Plan& plan, View<const bfloat16> hidden, View<const std::int32_t> positions,
                const LayerCaches& caches, const Requests& requests, View<const std::int64_t> slot_mapping,
-               std::optional<Selection> shared, std::span<std::byte> workspace, View<bfloat16> out, Stream stream);
+               std::optional<Selection> shared, std::span<std::byte> workspace, View<bfloat16> out, Stream stream,
+               bool selection_kept = false);
 
  private:
   struct State;

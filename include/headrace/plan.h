@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -122,6 +123,12 @@ class HEADRACE_EXPORT Plan {
   /// Made from exact lengths (Batch::exact): `attend` then takes no others.
   [[nodiscard]] bool exact() const noexcept { return exact_; }
   [[nodiscard]] const Blocking& blocking(Path path) const noexcept { return blocking_[static_cast<std::size_t>(path)]; }
+  /// Bytes of the workspace in which what a path makes of a selection outlasts a call, for another layer with the same
+  /// selection (Inputs::selection_kept): union lists of topk_mqa and bit masks of masked_mha, on a GPU. 0 where they do
+  /// not all fit in at once, or other paths' work needs their room to stay within the workspace limit.
+  [[nodiscard]] std::int64_t kept_bytes(Path path) const noexcept {
+    return kept_bytes_[static_cast<std::size_t>(path)];
+  }
   /// What a GPU does for the plan, in its memory; null for a plan of the processor. For the library's own use.
   [[nodiscard]] const attention::DevicePasses* device_passes() const noexcept { return device_passes_.get(); }
   [[nodiscard]] const Device& device() const noexcept { return limits_.device; }
@@ -147,6 +154,7 @@ class HEADRACE_EXPORT Plan {
   Blocking blocking_[3];
   std::shared_ptr<const attention::DevicePasses> device_passes_;
   std::int64_t workspace_bytes_ = 0;
+  std::array<std::int64_t, 3> kept_bytes_{};
   int threads_ = 1;
   bool exact_ = false;
 };

@@ -8,6 +8,7 @@
 #include "attention/paths/cuda_path.h"
 #include "attention/paths/mha_sm90.h"
 #include "attention/paths/mqa_sm90.h"
+#include "attention/segments.h"
 #include "device/cuda/device.h"
 #include "device/cuda/memory.h"
 #include "headrace/cuda.h"
@@ -55,7 +56,7 @@ std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
       // Shorter lengths, of this call or after a refresh, move rows towards the start and any of them into this
       // segment; the first one also takes those below it.
       RowsOnPath some{.request = request.request, .begin = s == 0 ? 0 : segment.begin, .end = segment.end};
-      some.row_count = std::min(request.query_len, segment.end - some.begin);
+      some.row_count = most_rows(request, s);
       some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
       some.causal = plan.attention().space == SelectionSpace::request_position;
       some.keys = some.causal ? segment.end : request.context_len + request.query_len;
@@ -209,6 +210,20 @@ void validate(const Plan& plan, const Weights& weights, const Inputs& inputs, co
   }
 }
 
+/// A path's workspace: what each path keeps lies in front, in their order, and what they take in turns behind it.
+attention::PathArenas arenas_of(const Plan& plan, Path path, std::span<std::byte> workspace) {
+  attention::PathArenas arenas;
+  for (const Path other : kPaths) {
+    const auto kept = static_cast<std::size_t>(plan.kept_bytes(other));
+    if (other == path && kept > 0) {
+      arenas.kept.emplace(workspace.first(kept));
+    }
+    workspace = workspace.subspan(kept);
+  }
+  arenas.scratch = attention::Arena(workspace);
+  return arenas;
+}
+
 }  // namespace
 
 void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
@@ -237,12 +252,13 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   for (const bool masked : {false, true}) {
     const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
     if (!tables.passes.passes.empty()) {
-      attention::mha_path(masked).run(call, extents, tables, attention::Arena(workspace), stream);
+      const Path path = masked ? Path::masked_mha : Path::dense_mha;
+      attention::mha_path(masked).run(call, extents, tables, arenas_of(plan, path, workspace), stream);
     }
   }
   const auto& [extents, tables] = passes.mqa;
   if (has_mqa) {
-    attention::mqa_path().run(call, extents, tables, attention::Arena(workspace), stream);
+    attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace), stream);
   }
 }
 

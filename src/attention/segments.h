@@ -20,4 +20,10 @@ namespace headrace::attention {
   return segment;
 }
 
+/// Rows that a planned segment has at most, at lengths within the planned ones.
+[[nodiscard]] inline std::int64_t most_rows(const RequestPlan& planned, std::size_t number) noexcept {
+  const Segment& segment = planned.segments[number];
+  return std::min(planned.query_len, segment.end - (number == 0 ? 0 : segment.begin));
+}
+
 }  // namespace headrace::attention

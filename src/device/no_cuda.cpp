@@ -73,7 +73,8 @@ void CudaLayer::output(View<const bfloat16> /*attended*/, View<bfloat16> /*out*/
 void CudaLayer::forward(const Plan& /*plan*/, View<const bfloat16> /*hidden*/, View<const std::int32_t> /*positions*/,
                         const LayerCaches& /*caches*/, const Requests& /*requests*/,
                         View<const std::int64_t> /*slot_mapping*/, std::optional<Selection> /*shared*/,
-                        std::span<std::byte> /*workspace*/, View<bfloat16> /*out*/, Stream /*stream*/) {
+                        std::span<std::byte> /*workspace*/, View<bfloat16> /*out*/, Stream /*stream*/,
+                        bool /*selection_kept*/) {
   refuse();
 }
 

@@ -14,6 +14,12 @@ std::string Plan::explain() const {
   const auto out = std::back_inserter(text);
   fmt::format_to(out, "{}, {} compute, cache {}, {} threads, workspace {} bytes\n", attention_.rule.to_string(),
                  name_of(attention_.compute), name_of(attention_.format), threads_, workspace_bytes_);
+  for (const Path path : kPaths) {
+    if (kept_bytes(path) > 0) {
+      fmt::format_to(out, "layers that share a selection may share what {} makes of it, {} bytes of the workspace\n",
+                     name_of(path), kept_bytes(path));
+    }
+  }
   for (const RequestPlan& request : requests_) {
     fmt::format_to(out, "request {}: {} + {} -> {} ({:.3g} ms){}\n  {}\n", request.request, request.query_len,
                    request.context_len, name_of(request.path), request.predicted_ms,

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "attention/paths/cuda_path.h"
+#include "attention/segments.h"
 #include "device/parallel.h"
 #include "headrace/cuda.h"
 #include "headrace/error.h"
@@ -67,6 +68,38 @@ std::int64_t budget_of(const Limits& limits) noexcept {
 
 Profile nominal_profile(const Attention& attention, const Device& device) {
   return device.cuda != nullptr ? Profile::nominal_cuda() : Profile::nominal_cpu(attention.compute);
+}
+
+/// What the workspace must serve on a path.
+attention::Extents extents_on(Path path, std::span<const RequestPlan> requests, int threads) {
+  attention::Extents extents{.requests = std::ssize(requests), .threads = threads};
+  for (const RequestPlan& request : requests) {
+    for (std::size_t s = 0; s < request.segments.size(); ++s) {
+      const Segment& segment = request.segments[s];
+      if (segment.path != path) {
+        extents.other_rows += segment.end - segment.begin;
+        continue;
+      }
+      const std::int64_t rows = attention::most_rows(request, s);
+      extents.rows += rows;
+      extents.request_rows = std::max(extents.request_rows, rows);
+      extents.keys = std::max(extents.keys, request.context_len + request.query_len);
+      extents.total_keys += request.context_len + request.query_len;
+    }
+  }
+  return extents;
+}
+
+/// A number of bytes for each path.
+using PathBytes = std::array<std::int64_t, std::size(kPaths)>;
+
+/// The workspace of paths that take turns with their bytes, but for what each of them keeps.
+std::int64_t bytes_beside(const PathBytes& kept, const PathBytes& bytes) noexcept {
+  std::int64_t turns = 0;
+  for (std::size_t p = 0; p < bytes.size(); ++p) {
+    turns = std::max(turns, bytes[p] - kept[p]);
+  }
+  return std::accumulate(kept.begin(), kept.end(), turns);
 }
 
 /// A GPU counts as one thread.
@@ -270,32 +303,29 @@ RequestPlan Router::route(std::int64_t request) const {
 }
 
 void Router::size_workspace(Plan& plan) const {
-  for (const Path path : kPaths) {
-    attention::Extents extents{.requests = static_cast<std::int64_t>(plan.requests_.size()), .threads = threads_};
-    for (const RequestPlan& request : plan.requests_) {
-      for (const Segment& segment : request.segments) {
-        if (segment.path != path) {
-          extents.other_rows += segment.end - segment.begin;
-          continue;
-        }
-        // Lengths below their bounds may move every row of the request into any of its segments.
-        const std::int64_t rows = batch_.exact ? segment.end - segment.begin : request.query_len;
-        extents.rows += rows;
-        extents.request_rows = std::max(extents.request_rows, rows);
-        extents.keys = std::max(extents.keys, request.context_len + request.query_len);
-        extents.total_keys += request.context_len + request.query_len;
-      }
-    }
+  PathBytes bytes{};
+  PathBytes could_keep{};
+  for (std::size_t p = 0; p < bytes.size(); ++p) {
+    const attention::Extents extents = extents_on(kPaths[p], plan.requests_, threads_);
     if (extents.rows == 0) {
       continue;
     }
-    const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
+    const attention::PathAlgorithm& algorithm = attention::algorithm_of(kPaths[p], limits_.device);
     const std::int64_t least =
         algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
-    Blocking& blocking = plan.blocking_[static_cast<std::size_t>(path)];
-    blocking = algorithm.choose_blocking(attention_, extents, std::max(budget(), least));
-    plan.workspace_bytes_ = std::max(plan.workspace_bytes_, algorithm.workspace_bytes(attention_, extents, blocking));
+    plan.blocking_[p] = algorithm.choose_blocking(attention_, extents, std::max(budget(), least));
+    bytes[p] = algorithm.workspace_bytes(attention_, extents, plan.blocking_[p]);
+    could_keep[p] = algorithm.kept_bytes(attention_, extents, plan.blocking_[p]);
   }
+  const std::int64_t most = std::max(budget(), bytes_beside({}, bytes));
+  for (std::size_t p = 0; p < bytes.size(); ++p) {
+    PathBytes kept = plan.kept_bytes_;
+    kept[p] = could_keep[p];
+    if (bytes_beside(kept, bytes) <= most) {
+      plan.kept_bytes_ = kept;
+    }
+  }
+  plan.workspace_bytes_ = bytes_beside(plan.kept_bytes_, bytes);
 }
 
 Plan Router::make_plan() const {
@@ -336,21 +366,25 @@ std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
                                    .other_rows = 1,  // where there are some, a path may take more
                                    .threads = threads_of(limits.device)};
   std::int64_t bound = 0;
+  PathBytes bytes{};
+  PathBytes kept{};
   for (const Path path : kPaths) {
     const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits.device);
-    const auto bytes = [&](std::int64_t budget) {
-      return algorithm.workspace_bytes(attention, extents, algorithm.choose_blocking(attention, extents, budget));
-    };
-    const std::int64_t least = bytes(0);
+    const std::int64_t least =
+        algorithm.workspace_bytes(attention, extents, algorithm.choose_blocking(attention, extents, 0));
     if (least > limits.workspace_bytes) {
       throw Error("limits.workspace_bytes", fmt::format("at least {} bytes for {}", least, name_of(path)),
                   std::to_string(limits.workspace_bytes));
     }
     // A plan stays within its budget or takes the least; smaller batches never take more than everything at once.
-    const std::int64_t everything = bytes(std::numeric_limits<std::int64_t>::max());
-    bound = std::max(bound, std::min(everything, std::max(budget_of(limits), least)));
+    const auto p = static_cast<std::size_t>(path);
+    const Blocking everything = algorithm.choose_blocking(attention, extents, std::numeric_limits<std::int64_t>::max());
+    bytes[p] = algorithm.workspace_bytes(attention, extents, everything);
+    kept[p] = algorithm.kept_bytes(attention, extents, everything);
+    bound = std::max(bound, std::min(bytes[p], std::max(budget_of(limits), least)));
   }
-  return bound;
+  // What paths keep makes a plan larger within its budget only.
+  return std::max(bound, std::min(bytes_beside(kept, bytes), budget_of(limits)));
 }
 
 std::vector<std::string> unmet_requirements(Path path, const Attention& attention, std::int64_t begin, std::int64_t end,

@@ -193,7 +193,8 @@ class CudaRun {
     return view;
   }
 
-  [[nodiscard]] Tensor forward(const Plan& plan, const std::optional<Selection>& shared) {
+  /// @param kept  the workspace is that of the call before, and the caller's word that it has what was made of `shared`
+  [[nodiscard]] Tensor forward(const Plan& plan, const std::optional<Selection>& shared, bool kept = false) {
     const DeviceTensor index = DeviceTensor(shared ? shared->index : View<const std::int32_t>());
     const DeviceTensor count = DeviceTensor(shared ? shared->count : View<const std::int32_t>());
     std::optional<Selection> on_device;
@@ -201,11 +202,13 @@ class CudaRun {
       on_device = Selection{index.view_as<std::int32_t>(), count.view_as<std::int32_t>()};
     }
     const DeviceTensor out(DType::bfloat16, {hidden_.view().dim(0), layer_.config().hidden_size});
-    const DeviceBuffer workspace(std::max<std::int64_t>(plan.workspace_bytes(), 1));
-    workspace.fill(std::byte{0xff});
+    if (!kept) {
+      workspace_ = DeviceBuffer(std::max<std::int64_t>(plan.workspace_bytes(), 1));
+      workspace_.fill(std::byte{0xff});
+    }
     layer_.forward(plan, hidden(), positions(), caches_, requests(), slots(), on_device,
-                   {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, out.view_as<bfloat16>(),
-                   stream_);
+                   {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, out.view_as<bfloat16>(),
+                   stream_, kept);
     device::cuda::synchronize(stream_);
     return rows_of(out.download());
   }
@@ -222,6 +225,7 @@ class CudaRun {
   LayerCaches caches_;
   DeviceBuffer latent_;
   DeviceBuffer index_;
+  DeviceBuffer workspace_;
   DeviceTensor hidden_;
   DeviceTensor positions_;
   DeviceTensor slots_;
@@ -357,6 +361,28 @@ TEST_P(CudaLayers, OutputsAreThoseOfTheProcessorWholeAndInChunks) {
       }
     }
   }
+}
+
+TEST_P(CudaLayers, TakesTheWordOnASharedSelectionThatIsKept) {
+  constexpr std::int32_t kTokens = 200;
+  const Tensor hidden = random_hidden(GetParam().config, kTokens, seed_);
+  LayerRun host(host_, CacheFormat::bfloat16, {kTokens});
+  host.open({kTokens});
+  CudaRun device(device_, host.caches());
+  device.open(host, hidden.view());
+  const Plan made = plan({kTokens}, {kTokens}, SelectionRule::opaque(kTopk), Path::masked_mha);
+  ASSERT_GT(made.kept_bytes(Path::masked_mha), 0);
+  const SharedSelection selection(kTokens, seed_);
+  const SharedSelection another(kTokens, seed_ + 1);
+  const auto values = [](const Tensor& tensor) {
+    const View<const float> view = tensor.view_as<float>();
+    return std::vector<float>(view.data(), view.data() + view.size());
+  };
+  const std::vector<float> first = values(device.forward(made, selection.rows(0, kTokens)));
+  // Were the other selection read, it would give other rows.
+  EXPECT_EQ(values(device.forward(made, another.rows(0, kTokens), true)), first);
+  EXPECT_NE(values(device.forward(made, another.rows(0, kTokens))), first);
+  EXPECT_THROW(static_cast<void>(device.forward(made, std::nullopt, true)), Error) << "its own selection";
 }
 
 TEST_P(CudaLayers, SelectsWhatTheProcessorSelectsFromTheSameKeys) {

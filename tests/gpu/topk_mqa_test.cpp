@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -194,82 +193,6 @@ TEST_F(TopkMqa, ASelectionOfNothing) {
   }
 }
 
-// ---- layers that share a selection ----------------------------------------------------------------------------------
-
-/// Calls a plan twice, the second time as another layer with the selection of the first.
-class TwoLayers {
- public:
-  TwoLayers(const AttentionCase& problem, std::int64_t limit)
-      : problem_(problem),
-        on_device_(problem),
-        plan_(plan_topk(problem, limit)),
-        workspace_(std::max<std::int64_t>(plan_.workspace_bytes(), 1)) {
-    workspace_.fill(std::byte{0xff});
-    first_ = run(on_device_.inputs());
-  }
-  [[nodiscard]] const OutputBuffer& first() const { return *first_; }
-  /// @param index  where the second call finds the selection
-  [[nodiscard]] OutputBuffer second(const View<const std::int32_t>& index) const {
-    Inputs inputs = on_device_.inputs();
-    inputs.selection.index = index;
-    inputs.selection_kept = true;
-    return run(inputs);
-  }
-  [[nodiscard]] View<const std::int32_t> selection() const { return on_device_.inputs().selection.index; }
-
- private:
-  [[nodiscard]] OutputBuffer run(const Inputs& inputs) const {
-    return run_with(problem_, on_device_, plan_, inputs, workspace_, Stream{});
-  }
-
-  const AttentionCase& problem_;
-  CaseOnDevice on_device_;
-  Plan plan_;
-  device::cuda::DeviceBuffer workspace_;
-  std::optional<OutputBuffer> first_;
-};
-
-TEST_F(TopkMqa, ListsAreUsedAgainWhereTheWorkspaceHasThem) {
-  CaseSpec some = spec(16, {{70, 100}, {5, 60}});
-  some.with_count = false;
-  for (const SelectionSpace space : {SelectionSpace::request_position, SelectionSpace::cache_slot}) {
-    some.space = space;
-    const AttentionCase problem(some);
-    const device::cuda::DeviceArray<std::int32_t> nothing(
-        std::vector<std::int32_t>(static_cast<std::size_t>(problem.tokens() * some.width), -1));
-    const TwoLayers layers(problem, kNoLimit);
-    expect_oracle(problem, layers.first());
-    // The second call does not read the selection: with this one it would attend to nothing.
-    const OutputBuffer again = layers.second(View<const std::int32_t>(nothing.data(), {problem.tokens(), some.width}));
-    EXPECT_EQ(layers.first().bits(), again.bits());
-  }
-}
-
-TEST_F(TopkMqa, ListsThatNobodyMadeHarmNothing) {
-  for (const unsigned byte : {0x00U, 0x01U, 0x7fU, 0xffU}) {
-    CaseSpec some = spec(16, {{70, 100}, {5, 60}});
-    some.gap = 16;
-    const AttentionCase problem(some);
-    const CaseOnDevice on_device(problem);
-    const Plan made = plan_topk(problem);
-    const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
-    workspace.fill(std::byte{static_cast<std::uint8_t>(byte)});
-    Inputs inputs = on_device.inputs();
-    inputs.selection_kept = true;  // a lie
-    const OutputBuffer result = run_with(problem, on_device, made, inputs, workspace, Stream{});
-    ASSERT_FALSE(result.damage().has_value()) << *result.damage();
-  }
-}
-
-TEST_F(TopkMqa, ListsAreMadeAgainWhereSlicesTookTheirRoom) {
-  const AttentionCase problem(spec(16, {{70, 100}, {130, 60}}));
-  const std::int64_t limit = plan_topk(problem).workspace_bytes() / 2;
-  ASSERT_LT(plan_topk(problem, limit).blocking(Path::topk_mqa).query_slice, problem.tokens());
-  const TwoLayers layers(problem, limit);
-  expect_oracle(problem, layers.first());
-  EXPECT_EQ(layers.first().bits(), layers.second(layers.selection()).bits());
-}
-
 // ---- bits -----------------------------------------------------------------------------------------------------------
 
 TEST_F(TopkMqa, BitsDoNotDependOnAnotherRequestsKeys) {
@@ -454,7 +377,6 @@ TEST_P(TopkMqaBounds, LayersOfAGraphShareASelection) {
     for (const OutputsOnDevice& layer : outputs) {
       attend(made, on_device.weights(), inputs, layer.get(),
              {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, stream);
-      // Where the plan takes another path too, that one uses the lists' room.
       inputs.selection_kept = true;
     }
   });

@@ -25,8 +25,10 @@ bool meets_keys_in_blocks(const Extents& extents, const Blocking& blocking) noex
 
 /// The workspace of a call, cut into its arrays.
 struct Memory {
-  Memory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking, bool masked) {
+  Memory(PathArenas& arenas, const Attention& attention, const Extents& extents, const Blocking& blocking,
+         bool masked) {
     const Geometry& g = attention.geometry;
+    Arena& arena = arenas.scratch;
     const std::int64_t keys = blocking.context_block;
     const std::int64_t longest = std::min(keys, extents.keys);
     const std::int64_t tile = mha::sm90::key_tile(g);
@@ -35,7 +37,8 @@ struct Memory {
     rope_key = arena.take<bfloat16>(keys * g.qk_rope_head_dim).data();
     up = arena.take<bfloat16>(keys * g.num_heads * (g.qk_nope_head_dim + g.v_head_dim)).data();
     if (masked) {
-      mask = arena.take<std::uint32_t>(blocking.query_slice * round_up(longest, tile) / tile * kMaskWords).data();
+      const std::int64_t words = blocking.query_slice * round_up(longest, tile) / tile * kMaskWords;
+      mask = arenas.of_selection().take<std::uint32_t>(words).data();
       if (attention.space == SelectionSpace::cache_slot) {
         map_entries = cuda::page_map_entries(extents.keys, kSmallestPage);
         map = arena.take<std::uint64_t>(extents.requests * map_entries).data();
@@ -57,6 +60,12 @@ struct Memory {
   float* accumulated = nullptr;
   float* lse = nullptr;
 };
+
+/// What has every row meet all of its keys in one pass.
+Blocking everything(const Extents& extents, bool masked) noexcept {
+  const std::int64_t rows = round_up(extents.rows, kQueryTile) + std::min(extents.rows, extents.requests) * kQueryTile;
+  return {.query_slice = masked ? rows : 0, .context_block = std::max<std::int64_t>(extents.total_keys, 1)};
+}
 
 /// Bytes that a packed key takes, and those that a row of a slice takes when it meets `keys` keys at once.
 std::int64_t key_bytes(const Geometry& g) noexcept {
@@ -104,36 +113,43 @@ Work MhaSm90::count_work(const Attention& attention, std::int64_t begin, std::in
 
 std::int64_t MhaSm90::workspace_bytes(const Attention& attention, const Extents& extents,
                                       const Blocking& blocking) const {
-  Arena arena;
-  const Memory memory(arena, attention, extents, blocking, masked_);
-  return arena.used();
+  PathArenas arenas;
+  const Memory memory(arenas, attention, extents, blocking, masked_);
+  return arenas.scratch.used();
+}
+
+std::int64_t MhaSm90::kept_bytes(const Attention& attention, const Extents& extents, const Blocking& blocking) const {
+  const Blocking whole = everything(extents, masked_);
+  if (blocking.query_slice < whole.query_slice || blocking.context_block < whole.context_block) {
+    return 0;
+  }
+  PathArenas arenas{.scratch = {}, .kept = Arena()};
+  const Memory memory(arenas, attention, extents, blocking, masked_);
+  return arenas.kept->used();
 }
 
 Blocking MhaSm90::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
   const Geometry& g = attention.geometry;
   const std::int64_t tile = mha::sm90::key_tile(g);
-  const std::int64_t all_keys = std::max<std::int64_t>(extents.total_keys, 1);
   const std::int64_t longest = std::max<std::int64_t>(extents.keys, 1);
-  const std::int64_t all_rows =
-      round_up(extents.rows, kQueryTile) + std::min(extents.rows, extents.requests) * kQueryTile;
   const std::int64_t request_rows = std::max(kQueryTile, round_up(extents.request_rows, kQueryTile));
   const auto fits = [&](const Blocking& blocking) { return workspace_bytes(attention, extents, blocking) <= budget; };
 
-  Blocking blocking{.query_slice = masked_ ? all_rows : 0, .context_block = all_keys};
-  if (fits(blocking)) {
-    return blocking;
+  const Blocking all = everything(extents, masked_);
+  if (fits(all)) {
+    return all;
   }
   const Blocking whole{.query_slice = masked_ ? kQueryTile : 0, .context_block = longest};
-  blocking = whole;
+  Blocking blocking = whole;
   if (fits(blocking)) {
     std::int64_t rest = budget - workspace_bytes(attention, extents, blocking);
     if (masked_) {
       // Half of the rest for rows: one more up-projection of the context is saved for each slice less.
       const std::int64_t rows = round_down(kQueryTile + rest / 2 / mask_bytes(g, longest), kQueryTile);
-      blocking.query_slice = std::min(rows, all_rows);
+      blocking.query_slice = std::min(rows, all.query_slice);
       rest = budget - workspace_bytes(attention, extents, blocking);
     }
-    blocking.context_block = std::min(all_keys, longest + rest / key_bytes(g));
+    blocking.context_block = std::min(all.context_block, longest + rest / key_bytes(g));
     while (blocking.context_block > longest && !fits(blocking)) {
       --blocking.context_block;
     }
@@ -162,11 +178,13 @@ MhaPasses MhaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> row
                          mha::sm90::key_tile(plan.attention().geometry), masked_);
 }
 
-void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tables, Arena arena, Stream stream) const {
+void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas,
+                  Stream stream) const {
   const Attention& attention = call.plan.attention();
   const Geometry& g = attention.geometry;
   const Inputs& inputs = call.inputs;
-  const Memory memory(arena, attention, extents, call.plan.blocking(path()), masked_);
+  const bool masks_are_kept = inputs.selection_kept && arenas.kept;
+  const Memory memory(arenas, attention, extents, call.plan.blocking(path()), masked_);
   CudaDevice::State& device = call.plan.device().cuda->state();
   const cuda::Projections& projections = device.projections(g);
   const std::int64_t requests = inputs.requests.seq_len.dim(0);
@@ -175,7 +193,7 @@ void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tab
 
   const bool slots = masked_ && attention.space == SelectionSpace::cache_slot;
   cuda::PageMap map;
-  if (slots) {
+  if (slots && !masks_are_kept) {
     map.entries = View<std::uint64_t>(memory.map, {requests, memory.map_entries});
     cuda::build_page_map(inputs.cache, inputs.requests, map, stream);
   }
@@ -188,7 +206,7 @@ void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tab
                         rope_key, stream);
     projections.up_project(latent, call.weights.kv_b_proj.as<bfloat16>("kv_b_proj"), up, stream);
     const View<const mha::sm90::RequestSpan> spans(tables.spans + pass.first_span, {requests});
-    if (masked_) {
+    if (masked_ && !masks_are_kept) {
       cuda::build_bit_masks({.rule = attention.rule,
                              .selection = inputs.selection,
                              .requests = inputs.requests,

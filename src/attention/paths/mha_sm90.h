@@ -31,6 +31,8 @@ class MhaSm90 final : public PathAlgorithm {
                                 std::int64_t query_slice) const override;
   [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
                                              const Blocking& blocking) const override;
+  [[nodiscard]] std::int64_t kept_bytes(const Attention& attention, const Extents& extents,
+                                        const Blocking& blocking) const override;
   /// Everything in one pass where it fits; else every request whole, as many at once as fit; else slices and blocks.
   /// Blocking::query_slice is in whole query tiles, and 0 where rows need nothing; context_block counts the keys of a
   /// pass.
@@ -39,7 +41,7 @@ class MhaSm90 final : public PathAlgorithm {
 
   [[nodiscard]] MhaPasses plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const;
   /// @param extents  those the plan's workspace was sized for
-  void run(const Call& call, const Extents& extents, const MhaTables& tables, Arena arena, Stream stream) const;
+  void run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas, Stream stream) const;
 
  private:
   [[nodiscard]] Support support() const override;

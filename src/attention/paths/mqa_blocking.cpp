@@ -49,9 +49,9 @@ std::int64_t convertible_keys(const Attention& attention, const Extents& extents
 }
 
 std::int64_t bytes_with(const Attention& attention, const Extents& extents, const Blocking& blocking) {
-  Arena arena;
-  const MqaMemory memory(arena, attention, extents, blocking);
-  return arena.used();
+  PathArenas arenas;
+  const MqaMemory memory(arenas, attention, extents, blocking);
+  return arenas.scratch.used();
 }
 
 }  // namespace
@@ -80,21 +80,28 @@ std::int64_t list_capacity(const SelectionRule& rule, std::int64_t group, std::i
   return round_up(columns ? std::min(keys, group * *columns) : keys, mqa::kKeyBlock);
 }
 
-bool rows_are_tokens(const Attention& attention, const Extents& extents, const Blocking& blocking) {
-  return extents.other_rows == 0 && blocking.query_slice >= all_tiles(attention, extents) * group_of(attention);
+bool has_all_lists(const Attention& attention, const Extents& extents, const Blocking& blocking) {
+  return blocking.query_slice >= all_tiles(attention, extents) * group_of(attention);
 }
 
-MqaMemory::MqaMemory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking)
+bool rows_are_tokens(const Attention& attention, const Extents& extents, const Blocking& blocking) {
+  return extents.other_rows == 0 && has_all_lists(attention, extents, blocking);
+}
+
+MqaMemory::MqaMemory(PathArenas& arenas, const Attention& attention, const Extents& extents, const Blocking& blocking)
     : group(group_of(attention)),
       tiles(blocking.query_slice / group),
       capacity(list_capacity(attention.rule, group, extents.keys)),
+      has_all_lists(attention::has_all_lists(attention, extents, blocking)),
       rows_are_tokens(attention::rows_are_tokens(attention, extents, blocking)) {
   const Geometry& g = attention.geometry;
+  Arena& lists = arenas.of_selection();
+  Arena& arena = arenas.scratch;
   rows = rows_are_tokens ? extents.rows : blocking.query_slice;
+  union_tiles = lists.take<mqa::UnionTile>(tiles).data();
+  list_keys = lists.take<std::int32_t>(tiles * capacity).data();
+  list_masks = lists.take<std::uint64_t>(tiles * (capacity / mqa::kKeyBlock) * group).data();
   counter = arena.take<std::int32_t>(1).data();
-  union_tiles = arena.take<mqa::UnionTile>(tiles).data();
-  list_keys = arena.take<std::int32_t>(tiles * capacity).data();
-  list_masks = arena.take<std::uint64_t>(tiles * (capacity / mqa::kKeyBlock) * group).data();
   if (attention.space == SelectionSpace::cache_slot) {
     page_map_entries = cuda::page_map_entries(extents.keys, kSmallestPage);
     page_map = arena.take<std::uint64_t>(extents.requests * page_map_entries).data();

@@ -29,18 +29,22 @@ namespace headrace::attention {
 [[nodiscard]] bool converts_keys(const Attention& attention, const Blocking& blocking, std::int64_t row_count,
                                  std::int64_t keys) noexcept;
 
+/// Whether the lists of all tiles have room at once, so that all are there when the call is over.
+[[nodiscard]] bool has_all_lists(const Attention& attention, const Extents& extents, const Blocking& blocking);
+
 /// Whether no row of the batch takes another path and all tiles have room at once. Queries then lie as the tokens do
 /// and nothing is copied; otherwise the rows of tile t are slot rows group * t and following.
 [[nodiscard]] bool rows_are_tokens(const Attention& attention, const Extents& extents, const Blocking& blocking);
 
 /// The workspace of a call, cut into its arrays.
 struct MqaMemory {
-  MqaMemory(Arena& arena, const Attention& attention, const Extents& extents, const Blocking& blocking);
+  MqaMemory(PathArenas& arenas, const Attention& attention, const Extents& extents, const Blocking& blocking);
 
   std::int64_t group = 0;
-  std::int64_t tiles = 0;     ///< of a slice
-  std::int64_t capacity = 0;  ///< keys of a list
-  std::int64_t rows = 0;      ///< of queries
+  std::int64_t tiles = 0;      ///< of a slice
+  std::int64_t capacity = 0;   ///< keys of a list
+  std::int64_t rows = 0;       ///< of queries
+  bool has_all_lists = false;  ///< tile t of the call has list t; else tile t of a slice
   bool rows_are_tokens = false;
 
   std::int32_t* counter = nullptr;

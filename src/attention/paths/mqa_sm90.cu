@@ -26,13 +26,13 @@ void expect_chunks(const char* name, const ConstAnyView& view) {
 /// One call.
 class MqaRun {
  public:
-  MqaRun(const Call& call, const Extents& extents, const MqaTables& tables, Arena& arena, Stream stream)
+  MqaRun(const Call& call, const Extents& extents, const MqaTables& tables, PathArenas& arenas, Stream stream)
       : call_(call),
         attention_(call.plan.attention()),
         geometry_(attention_.geometry),
-        extents_(extents),
         tables_(tables),
-        memory_(arena, attention_, extents, call.plan.blocking(Path::topk_mqa)),
+        lists_are_kept_(call.inputs.selection_kept && arenas.kept),
+        memory_(arenas, attention_, extents, call.plan.blocking(Path::topk_mqa)),
         device_(call.plan.device().cuda->state()),
         projections_(device_.projections(geometry_)),
         q_(call.inputs.q.as<bfloat16>("q")),
@@ -41,7 +41,7 @@ class MqaRun {
         stream_(stream) {}
 
   void run() {
-    if (attention_.space == SelectionSpace::cache_slot && !lists_are_kept()) {
+    if (attention_.space == SelectionSpace::cache_slot && !lists_are_kept_) {
       map_.entries = View<std::uint64_t>(memory_.page_map, {requests_, memory_.page_map_entries});
       cuda::build_page_map(call_.inputs.cache, call_.inputs.requests, map_, stream_);
     }
@@ -66,11 +66,6 @@ class MqaRun {
   }
 
  private:
-  /// Whether the workspace still has the lists of the call before. Slices, and other paths, take each other's room.
-  [[nodiscard]] bool lists_are_kept() const {
-    return call_.inputs.selection_kept && extents_.other_rows == 0 && tables_.passes.slices.size() == 1;
-  }
-
   /// Writes a stage's keys to the workspace, latent and rope key of each next to each other.
   [[nodiscard]] mqa::sm90::KeyRows convert(const MqaStage& stage) const {
     const std::int64_t row = geometry_.latent_dim();
@@ -110,11 +105,14 @@ class MqaRun {
 
   [[nodiscard]] mqa::UnionLists build_lists(const MqaSlice& slice) const {
     const std::int64_t capacity = list_capacity(attention_.rule, memory_.group, slice.keys);
+    const std::int64_t first = memory_.has_all_lists ? slice.first_tile : 0;
+    const std::int64_t first_key = first * memory_.capacity;
     const mqa::UnionLists lists{
-        .tiles = View<mqa::UnionTile>(memory_.union_tiles, {slice.num_tiles}),
-        .keys = View<std::int32_t>(memory_.list_keys, {slice.num_tiles, capacity}),
-        .masks = View<std::uint64_t>(memory_.list_masks, {slice.num_tiles, capacity / mqa::kKeyBlock, memory_.group})};
-    if (lists_are_kept()) {
+        .tiles = View<mqa::UnionTile>(memory_.union_tiles + first, {slice.num_tiles}),
+        .keys = View<std::int32_t>(memory_.list_keys + first_key, {slice.num_tiles, capacity}),
+        .masks = View<std::uint64_t>(memory_.list_masks + first_key / mqa::kKeyBlock * memory_.group,
+                                     {slice.num_tiles, capacity / mqa::kKeyBlock, memory_.group})};
+    if (lists_are_kept_) {
       return lists;
     }
     mqa::build_union_lists(
@@ -161,8 +159,8 @@ class MqaRun {
   const Call& call_;
   const Attention& attention_;
   const Geometry& geometry_;
-  const Extents& extents_;
   const MqaTables& tables_;
+  bool lists_are_kept_;  ///< those of the call before
   MqaMemory memory_;
   CudaDevice::State& device_;
   const cuda::Projections& projections_;
@@ -200,9 +198,15 @@ Work MqaSm90::count_work(const Attention& attention, std::int64_t begin, std::in
 
 std::int64_t MqaSm90::workspace_bytes(const Attention& attention, const Extents& extents,
                                       const Blocking& blocking) const {
-  Arena arena;
-  const MqaMemory memory(arena, attention, extents, blocking);
-  return arena.used();
+  PathArenas arenas;
+  const MqaMemory memory(arenas, attention, extents, blocking);
+  return arenas.scratch.used();
+}
+
+std::int64_t MqaSm90::kept_bytes(const Attention& attention, const Extents& extents, const Blocking& blocking) const {
+  PathArenas arenas{.scratch = {}, .kept = Arena()};
+  const MqaMemory memory(arenas, attention, extents, blocking);
+  return memory.has_all_lists ? arenas.kept->used() : 0;
 }
 
 Blocking MqaSm90::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
@@ -238,8 +242,9 @@ void MqaSm90::validate(const Call& call, std::int64_t tokens) {
   }
 }
 
-void MqaSm90::run(const Call& call, const Extents& extents, const MqaTables& tables, Arena arena, Stream stream) const {
-  MqaRun(call, extents, tables, arena, stream).run();
+void MqaSm90::run(const Call& call, const Extents& extents, const MqaTables& tables, PathArenas arenas,
+                  Stream stream) const {
+  MqaRun(call, extents, tables, arenas, stream).run();
 }
 
 void MqaSm90::load() {

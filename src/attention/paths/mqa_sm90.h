@@ -32,6 +32,8 @@ class MqaSm90 final : public PathAlgorithm {
                                 std::int64_t query_slice) const override;
   [[nodiscard]] std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
                                              const Blocking& blocking) const override;
+  [[nodiscard]] std::int64_t kept_bytes(const Attention& attention, const Extents& extents,
+                                        const Blocking& blocking) const override;
   /// mqa_blocking.h says what the numbers count.
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
@@ -40,7 +42,7 @@ class MqaSm90 final : public PathAlgorithm {
   /// Throws Error where inputs do not suit this path. @param tokens  of the batch the plan was made for, at most
   static void validate(const Call& call, std::int64_t tokens);
   /// @param extents  those the plan's workspace was sized for
-  void run(const Call& call, const Extents& extents, const MqaTables& tables, Arena arena, Stream stream) const;
+  void run(const Call& call, const Extents& extents, const MqaTables& tables, PathArenas arenas, Stream stream) const;
   /// Loads the kernels, which a first call that is captured must not do.
   static void load();
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,6 +46,15 @@ struct Extents {
   int threads = 1;
 };
 
+/// A path's workspace on a GPU: what the paths take in turns and, where layers that share a selection may use again
+/// what the path makes of it, a place for that alone.
+struct PathArenas {
+  Arena scratch;
+  std::optional<Arena> kept = std::nullopt;
+
+  [[nodiscard]] Arena& of_selection() noexcept { return kept ? *kept : scratch; }
+};
+
 /// Everything of one call that does not depend on the path.
 struct Call {
   const Plan& plan;
@@ -74,6 +84,11 @@ class PathAlgorithm {
   /// Bytes of workspace with a given blocking.
   [[nodiscard]] virtual std::int64_t workspace_bytes(const Attention& attention, const Extents& extents,
                                                      const Blocking& blocking) const = 0;
+  /// How many of them are for what it makes of a selection, if a call leaves all of that there; else 0.
+  [[nodiscard]] virtual std::int64_t kept_bytes(const Attention& /*attention*/, const Extents& /*extents*/,
+                                                const Blocking& /*blocking*/) const {
+    return 0;
+  }
   /// The blocking that does the least work within `budget` bytes, or, when none fits, the one that takes the least.
   [[nodiscard]] virtual Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                                  std::int64_t budget) const = 0;

@@ -298,8 +298,11 @@ void CudaLayer::output(View<const bfloat16> attended, View<bfloat16> out, Stream
 void CudaLayer::forward(const Plan& plan, View<const bfloat16> hidden, View<const std::int32_t> positions,
                         const LayerCaches& caches, const Requests& requests, View<const std::int64_t> slot_mapping,
                         std::optional<Selection> shared, std::span<std::byte> workspace, View<bfloat16> out,
-                        Stream stream) {
+                        Stream stream, bool selection_kept) {
   const bool scoring = !shared && needs_selection(plan);
+  if (scoring && selection_kept) {
+    throw Error("selection_kept", "false where the layer makes a selection of its own", "true");
+  }
   const CudaProjected projected = project(hidden, positions, stream, scoring);
   append(projected, caches, plan.attention().format, requests, slot_mapping, stream);
   Selection own;
@@ -308,8 +311,8 @@ void CudaLayer::forward(const Plan& plan, View<const bfloat16> hidden, View<cons
   }
   const Geometry& g = config().geometry;
   const View<bfloat16> attended = state_->attended.take<bfloat16>({hidden.dim(0), g.num_heads, g.v_head_dim}, stream);
-  attend(plan, attention_weights(), {projected.q, caches.latent, requests, shared.value_or(own)}, {attended, {}},
-         workspace, stream);
+  attend(plan, attention_weights(), {projected.q, caches.latent, requests, shared.value_or(own), selection_kept},
+         {attended, {}}, workspace, stream);
   output(attended, out, stream);
 }
 
