@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/arena.h"
+#include "attention/mha/sm90.h"
 #include "attention/paths/cuda_path.h"
 #include "attention/paths/mha_sm90.h"
 #include "attention/paths/mqa_sm90.h"
@@ -137,6 +138,9 @@ std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan) {
     auto& [extents, tables] = passes->mha[masked ? 1 : 0];
     const std::vector<RowsOnPath> rows = rows_on(plan, masked ? Path::masked_mha : Path::dense_mha, extents);
     tables.passes = mha_path(masked).plan_passes(plan, rows);
+    if (!rows.empty()) {
+      mha::sm90::load(plan.attention().geometry);
+    }
   }
   auto& [extents, tables] = passes->mqa;
   const std::vector<RowsOnPath> rows = rows_on(plan, Path::topk_mqa, extents);

@@ -255,6 +255,7 @@ class ProblemOnDevice {
         tiles_(length(p.tiles)),
         keys_(length(p.tiles) * capacity),
         masks_(length(p.tiles) * (capacity / kKeyBlock) * p.group) {
+    attention::mqa::load_union_lists();
     pass_.rule = p.rule;
     pass_.selection.index =
         View<const std::int32_t>(index_.data(), 2, {p.tokens(), p.width, 0, 0}, {p.row_stride, p.column_stride, 0, 0});

@@ -128,7 +128,6 @@ TEST_P(GpuUnionList, ReplaysWithOtherLengths) {
     steps.push_back(std::move(next));
   }
   const ProblemOnDevice on_device(first, 320);
-  attention::mqa::load_union_lists();
   const test::CapturedGraph graph([&](Stream stream) { on_device.build(stream); });
   for (const Problem& step : steps) {
     SCOPED_TRACE(testing::PrintToString(step));

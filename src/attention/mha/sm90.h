@@ -88,7 +88,7 @@ struct Pass {
 
 /// Reasons why the kernel cannot serve a geometry; empty when it can.
 [[nodiscard]] std::vector<std::string> unmet_requirements(const Geometry& geometry);
-/// Loads the kernels of a geometry that it can serve onto the current device. @throws Error
+/// Loads the kernels of a geometry that it can serve onto the current device, which a launch expects. @throws Error
 void load(const Geometry& geometry);
 /// Key columns of a tile: context blocks start at multiples of it, and masks are laid out by it.
 [[nodiscard]] std::int64_t key_tile(const Geometry& geometry) noexcept;

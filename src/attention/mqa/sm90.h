@@ -71,7 +71,7 @@ struct Pass {
 /// Reasons why the kernel cannot serve a geometry; empty when it can.
 [[nodiscard]] std::vector<std::string> unmet_requirements(const Geometry& geometry);
 
-/// Loads the kernels onto the current device. @throws Error
+/// Loads the kernels onto the current device, which a launch expects. @throws Error
 void load();
 
 /// Queues a pass on a stream.

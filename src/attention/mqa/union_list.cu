@@ -413,7 +413,6 @@ void build_union_lists(const UnionPass& pass, Stream stream) {
   };
   const int warps = warps_for(pass.group);
   const Kernel kernel = kernel_for(warps, selected.is_vector(), pass.selection.space == SelectionSpace::cache_slot);
-  device::cuda::allow_shared_memory(kernel, kMostBytes);
   device::cuda::launch("union lists", kernel, static_cast<unsigned>(pass.tiles.dim(0)), warps * kWarp,
                        static_cast<std::size_t>(bytes), stream, params);
 }

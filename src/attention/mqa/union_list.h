@@ -61,11 +61,11 @@ struct UnionPass {
 };
 
 /// Writes the lists. Keys beyond a tile's capacity would be left out: the caller reserves as many as the rows of a tile
-/// can attend to together.
+/// can attend to together. load_union_lists() has been called for the device.
 /// @throws Error where shapes do not fit
 void build_union_lists(const UnionPass& pass, Stream stream);
 
-/// Loads the kernels' code and lets them have their shared memory, which a first call that is captured must not do.
+/// Loads the kernels' code and lets them have their shared memory.
 void load_union_lists();
 
 }  // namespace headrace::attention::mqa

@@ -14,9 +14,10 @@ namespace {
 
 /// Engines pad a selection's columns to multiples of this at most.
 constexpr std::int64_t kColumnStep = 128;
-/// A converted row costs 1.8 KB of device memory's traffic, 0.44 ns by its bandwidth; a row that is read as codes 0.14
-/// ns more than one that is read as it is (`gpu_bench topk` on an H200: 10 million reads of fp8, 1.4 ms).
-constexpr double kReadsToConvert = 3.0;
+/// A converted row costs 1.8 KB of device memory's traffic, 0.44 ns by its bandwidth; a row that is read as codes 0.09
+/// ns more than one that is read as it is (`gpu_bench topk` on an H200: 10 million reads, 0.85 ms for fp8 and 1.05 for
+/// fp8_ds_mla).
+constexpr double kReadsToConvert = 5.0;
 /// The widest page map is that of pages of one token.
 constexpr std::int64_t kSmallestPage = 1;
 
