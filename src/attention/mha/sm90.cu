@@ -122,12 +122,19 @@ CUtensorMap tensor_map(const char* name, const HeadMatrix& m, std::int64_t colum
   return map;
 }
 
-/// Heads whose keys and values share the L2 cache: with more, every query tile would read them from device memory.
-std::int32_t head_group(const Pass& pass) {
+/// Groups of heads whose keys and values share the L2 cache: with more heads at once, every query tile would read them
+/// from device memory. The last group takes what is left, and so many heads that every multiprocessor has some tiles of
+/// it: with one, those that got its longest tiles would work on alone.
+void group_heads(const Pass& pass, int multiprocessors, Params& p) {
   constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;
+  constexpr std::int64_t kLastTiles = 2;  // of a multiprocessor
   const std::int64_t head_bytes = pass.value.rows * (pass.geometry.qk_head_dim() + pass.geometry.v_head_dim) * 2;
-  return static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, pass.geometry.num_heads));
+  const std::int64_t heads = pass.geometry.num_heads;
+  const std::int64_t group = std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
+  const std::int64_t last_heads = (kLastTiles * multiprocessors + pass.num_tiles - 1) / pass.num_tiles;
+  const std::int64_t whole = std::min(heads / group - 1, (heads - std::min(last_heads, heads)) / group);
+  p.head_group = static_cast<std::int32_t>(group);
+  p.last_group = static_cast<std::int32_t>(whole);
 }
 
 /// Lets a block of the kernel have the shared memory it needs, which also loads its code.
@@ -177,7 +184,7 @@ void launch_kernel(const Pass& pass, int multiprocessors, Stream stream) {
   p.num_tiles = static_cast<std::int32_t>(pass.num_tiles);
   p.heads = static_cast<std::int32_t>(g.num_heads);
   p.total = p.num_tiles * p.heads;
-  p.head_group = head_group(pass);
+  group_heads(pass, multiprocessors, p);
   p.nope_blocks = static_cast<std::int32_t>(g.qk_nope_head_dim / kColumnBlock);
   p.scale_log2 = pass.scale * kLog2e;
   p.causal = pass.causal;

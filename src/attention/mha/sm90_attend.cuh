@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "attention/mha/sm90_tile.cuh"
 #include "attention/quad.cuh"
 
@@ -240,7 +242,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
         Barrier::wait(&smem.full_v[v_stage.index], v_stage.phase);
         zero_values<C>(smem.v[v_stage.index], work.keys - tile * C::kKeys, group * kWarpGroup + thread);
       }
-      for (--tile; tile >= 0; --tile) {
+      const auto visit = [&](auto hides) __attribute__((always_inline)) {
         Barrier::wait(&smem.full_k[k_stage.index], k_stage.phase);
         cutlass::arch::NamedBarrier::sync(kConsumers * kWarpGroup, kTurn + group);
         start_qk(k_stage.index);
@@ -251,13 +253,24 @@ __device__ void consume(const Params& p, SharedStorage<C>& smem, int group) {
         cute::warpgroup_wait<1>();
         cute::warpgroup_fence_operand(scores);
         finish_qk(tile);
-        hide(tile);
+        if (decltype(hides)::value) {
+          hide(tile);
+        }
         soften();
         cute::warpgroup_wait<0>();
         cute::warpgroup_fence_operand(out);
         release(smem.empty_v[v_stage.index]);
         v_stage.advance();
         keep_weights();
+      };
+      --tile;
+      if constexpr (C::kTwoLoops) {
+        for (; tile >= max(first_limited, 0); --tile) {
+          visit(std::true_type{});
+        }
+      }
+      for (; tile >= 0; --tile) {
+        visit(std::bool_constant<!C::kTwoLoops>{});
       }
       rescale();
       Barrier::wait(&smem.full_v[v_stage.index], v_stage.phase);

@@ -16,9 +16,9 @@ __device__ TileWork describe(const Params& p, std::int32_t index) {
     work.head = -1;
     return work;
   }
-  const std::int32_t group = index / (p.num_tiles * p.head_group);
+  const std::int32_t group = min(index / (p.num_tiles * p.head_group), p.last_group);
   const std::int32_t first_head = group * p.head_group;
-  const std::int32_t heads = min(p.head_group, p.heads - first_head);
+  const std::int32_t heads = group == p.last_group ? p.heads - first_head : p.head_group;
   const std::int32_t rest = index - p.num_tiles * first_head;
   const QueryTile tile = p.tiles[rest / heads];
   work.head = first_head + rest % heads;

@@ -42,6 +42,9 @@ struct Config {
   static constexpr int kKeys = kKeys_;
   static constexpr int kStages = 2;
   static constexpr bool kMasked = kMasked_;
+  /// Key tiles of which nothing is hidden have a loop of their own, in which nothing branches between a product and its
+  /// softmax. With an output of 256 columns a second loop costs more registers than it gives.
+  static constexpr bool kTwoLoops = !kMasked && kV_ <= 128;
 
   using TileQ = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<bf16>{}, Shape<_64, Int<kQk>>{}));
   using TileK = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<bf16>{},
@@ -113,6 +116,7 @@ struct Params {
   std::int32_t total;  // num_tiles * heads
   std::int32_t heads;
   std::int32_t head_group;  // heads that are worked on together
+  std::int32_t last_group;  // number of the last group, which has all heads that are left
   std::int32_t nope_blocks;
   float scale_log2;
   bool causal;
