@@ -3,7 +3,7 @@
 """Headrace beside its peers, in one process: the same problems, interleaved repetitions, medians and quartiles, and
 before each timing a look at sampled rows against float64.
 
-    PYTHONPATH=build/cuda/python bench/peers.py --json bench/results/peers.json
+    PYTHONPATH=build/cuda/python bench/peers.py --json bench/results/h200-peers.json
 
 Peers that cannot be imported, or refuse a problem, are said to be "not measured", with the reason.
 """

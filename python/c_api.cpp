@@ -27,6 +27,7 @@ Limits limits_of(const HrLimits& limits) {
   }
   result.max_tokens = limits.max_tokens;
   result.max_seq_len = limits.max_seq_len;
+  result.max_requests = limits.max_requests;
   return result;
 }
 
@@ -158,6 +159,9 @@ HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch) {
   return guarded([&] { plan->plan.refresh(headrace::python::batch_of(*batch)); });
 }
 int64_t hr_plan_workspace_bytes(const HrPlan* plan) { return plan->plan.workspace_bytes(); }
+HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes) {
+  return guarded([&] { *bytes = plan->plan.kept_bytes(headrace::path_from_name(path)); });
+}
 int64_t hr_plan_requests(const HrPlan* plan) { return static_cast<int64_t>(plan->plan.requests().size()); }
 HrError* hr_plan_request(const HrPlan* plan, int64_t request, HrRequestPlan* result) {
   return guarded([&] {

@@ -10,7 +10,7 @@
 
 #define HR_API __attribute__((visibility("default")))
 /* Changes with every change of this file. */
-#define HR_ABI 2
+#define HR_ABI 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -52,6 +52,7 @@ typedef struct HrLimits {
   int64_t workspace_bytes; /* negative: no limit */
   int64_t max_tokens;      /* 0: not stated */
   int64_t max_seq_len;     /* 0: not stated */
+  int64_t max_requests;    /* 0: not stated */
 } HrLimits;
 
 /* Texts live as long as the plan and until it is refreshed. */
@@ -106,6 +107,7 @@ HR_API HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batc
                                const char* force, HrPlan** plan);
 HR_API HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch);
 HR_API int64_t hr_plan_workspace_bytes(const HrPlan* plan);
+HR_API HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes);
 HR_API int64_t hr_plan_requests(const HrPlan* plan);
 HR_API HrError* hr_plan_request(const HrPlan* plan, int64_t request, HrRequestPlan* result);
 /* The text lives as long as the plan and until the next call of this function. */

@@ -204,10 +204,17 @@ TEST(WorkspaceBound, HoldsForEveryBatchWithinTheLimits) {
     if (random.chance(0.5)) {
       limits.workspace_bytes = (std::int64_t{1} << 20) * (4 + random.below(60));
     }
+    limits.max_requests = random.chance(0.5) ? 1 + random.below(9) : 0;
     const std::int64_t bound = workspace_bound(attention, limits);
+    const std::int64_t most =
+        limits.max_requests > 0 ? limits.max_requests : std::min<std::int64_t>(limits.max_tokens, 9);
     std::vector<std::int32_t> query_len;
     std::vector<std::int32_t> seq_len;
-    for (std::int64_t left = limits.max_tokens; left > 0 && query_len.size() < 6;) {
+    while (std::ssize(query_len) < most && random.chance(0.3)) {
+      query_len.push_back(0);
+      seq_len.push_back(static_cast<std::int32_t>(random.below(limits.max_seq_len + 1)));
+    }
+    for (std::int64_t left = limits.max_tokens; left > 0 && std::ssize(query_len) < most;) {
       const std::int64_t tokens = 1 + random.below(std::min(left, limits.max_seq_len));
       query_len.push_back(static_cast<std::int32_t>(tokens));
       seq_len.push_back(static_cast<std::int32_t>(tokens + random.below(limits.max_seq_len - tokens + 1)));

@@ -10,7 +10,7 @@ if ! git rev-parse --verify --quiet HEAD >/dev/null; then
   echo "results: not checked, this is no git checkout"
   exit 0
 fi
-for file in bench/results/*.json; do
+for file in bench/results/*; do
   [[ -e ${file} ]] || continue
   # Lines such as "src/attention": "0123abcd...".
   sed -nE 's|^ *"(src/[a-z]+)": "([0-9a-f]{40}(\+changes)?)",?$|\1 \2|p' "${file}" | while read -r folder measured; do

@@ -56,8 +56,10 @@ elif ! tools/fetch_cutlass.sh build/deps; then
   printf '\ncuda build: skipped, the headers of CUTLASS could not be fetched\n'
 else
   step 'cuda build' build_cuda
-  # ptxas says so, and warns not, where products of a kernel wait for each other for want of registers.
+  # ptxas says so, and warns not, where products of a kernel wait for each other for want of registers. It says so once,
+  # so the objects go.
   if grep '(C75' "${logs}/cuda-build.log"; then
+    rm -rf build/cuda/src
     echo 'test: the compiler serialises wgmma' >&2
     exit 1
   fi

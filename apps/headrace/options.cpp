@@ -183,7 +183,9 @@ class OptionAdder {
          });
   }
   void workspace_limit() {
-    text("--workspace-limit", "BYTES", "most workspace of attention: 64MiB, 2GiB, plain bytes (default: no limit)",
+    text("--workspace-limit", "BYTES",
+         "most workspace of attention: 64MiB, 2GiB, plain bytes (default: 256MiB, on a GPU 2GiB, more where a path "
+         "needs it)",
          [&options = options_](const std::string& value) {
            options.workspace_limit = parse_bytes("--workspace-limit", value);
          });
@@ -209,7 +211,12 @@ class OptionAdder {
          });
     app_.add_flag("--routing", options_.bench_routing,
                   "instead: 24 listed requests, the routed time beside each path's alone");
-    app_.add_option("--svg", options_.svg, "also draw the rates to this file")->type_name("FILE");
+    text("--svg", "FILE", "also draw the rates to this file", [&options = options_](const std::string& value) {
+      if (value.empty()) {
+        throw Error("--svg", "a file's name", "\"\"");
+      }
+      options.svg = value;
+    });
   }
   void check() {
     text("--check", "[all]", "compare 64 rows of each request, or all, with the float64 oracle",

@@ -70,6 +70,9 @@ Profile kept_or_measured(const Options& options) {
 
 /// A file's profile is used as it is, also where it was measured for something else.
 Profile profile_of_file(const Options& options) {
+  if (!std::filesystem::exists(options.profile)) {
+    throw Error("--profile", "auto, nominal, or a file", "\"" + options.profile + "\"");
+  }
   Profile profile = load_profile(options.profile);
   if (profile.compute != options.compute) {
     note(fmt::format("note: the rates of {} are of {}, and this run computes in {}", options.profile,

@@ -42,7 +42,7 @@ struct Outputs {
       lse;  ///< [T, H] or empty: natural log of the sum of exp(scale * q.k) over attended keys, without the sink
 };
 
-/// Runs a plan: for each query token, softmax attention over its selected causal keys, exactly as DESIGN.md's contract
+/// Runs a plan: for each query token, softmax attention over its selected causal keys, exactly as docs/contract.md
 /// says. A row that attends to nothing gives output 0 and LSE -inf.
 /// Everything of the problem's size comes from `workspace`, of at least plan.workspace_bytes(), aligned to 64 bytes;
 /// beside it, matrix products take up to 0.75 MiB a thread while they run.

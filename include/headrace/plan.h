@@ -68,8 +68,9 @@ struct DevicePasses;
 struct Limits {
   std::int64_t workspace_bytes = std::numeric_limits<std::int64_t>::max();
   Device device;
-  std::int64_t max_tokens = 0;   ///< query tokens of any batch; 0: not stated
-  std::int64_t max_seq_len = 0;  ///< keys of any request; 0: not stated
+  std::int64_t max_tokens = 0;    ///< query tokens of any batch; 0: not stated
+  std::int64_t max_seq_len = 0;   ///< keys of any request; 0: not stated
+  std::int64_t max_requests = 0;  ///< of any batch, those without query tokens included; 0: not stated
 };
 
 struct Hints {
@@ -166,7 +167,9 @@ class HEADRACE_EXPORT Plan {
                                         const Hints& hints = {});
 
 /// Bytes of workspace that are enough for the plan of every batch within limits.max_tokens and limits.max_seq_len,
-/// which must be stated: what an engine reserves once. No path needs more than it.
+/// which must be stated: what an engine reserves once. No path needs more than it. A batch has at most
+/// limits.max_requests requests or, where that is not stated, limits.max_tokens: an engine that pads its batches with
+/// requests without query tokens states it.
 /// @throws Error when a limit is not stated, or limits.workspace_bytes is below what some path needs at least
 [[nodiscard]] HEADRACE_EXPORT std::int64_t workspace_bound(const Attention& attention, const Limits& limits);
 

@@ -6,7 +6,7 @@ import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 
-ABI = 2
+ABI = 3
 
 
 class Error(Exception):
@@ -54,6 +54,7 @@ class HrLimits(ctypes.Structure):
         ("workspace_bytes", c_int64),
         ("max_tokens", c_int64),
         ("max_seq_len", c_int64),
+        ("max_requests", c_int64),
     ]
 
 
@@ -113,6 +114,7 @@ _FUNCTIONS = {
     ),
     "hr_plan_refresh": (FAILURE, [c_void_p, POINTER(HrBatch)]),
     "hr_plan_workspace_bytes": (c_int64, [c_void_p]),
+    "hr_plan_kept_bytes": (FAILURE, [c_void_p, c_char_p, POINTER(c_int64)]),
     "hr_plan_requests": (c_int64, [c_void_p]),
     "hr_plan_request": (FAILURE, [c_void_p, c_int64, POINTER(HrRequestPlan)]),
     "hr_plan_explain": (FAILURE, [c_void_p, POINTER(c_char_p)]),

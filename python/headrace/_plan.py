@@ -124,15 +124,15 @@ def to_c_batch(query_len, seq_len, exact):
     return HrBatch(len(query_len), array(*query_len), array(*seq_len), exact)
 
 
-def _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len):
+def _to_c_limits(device, threads, workspace_limit, **most):
     limit = -1
     if workspace_limit is not None:
         limit = _integer("workspace_limit", workspace_limit, bits=64)
         if limit < 0:
             raise Error("workspace_limit", "bytes >= 0, or None", str(workspace_limit))
     handle = None if device is None else _expect("device", device, Device, "a headrace.Device, or None").handle
-    lengths = (_integer("max_tokens", max_tokens, bits=64), _integer("max_seq_len", max_seq_len, bits=64))
-    return HrLimits(handle, _integer("threads", threads), limit, *lengths)
+    stated = {name: _integer(name, value, bits=64) for name, value in most.items()}
+    return HrLimits(handle, _integer("threads", threads), limit, **stated)
 
 
 class Plan:
@@ -146,6 +146,13 @@ class Plan:
     @property
     def workspace_bytes(self):
         return library.hr_plan_workspace_bytes(self.handle)
+
+    def kept_bytes(self, path):
+        """Bytes of the workspace in which what a path makes of a selection outlasts a call, for another layer with the
+        same selection (`selection_kept`); 0 where it is made again."""
+        kept = ctypes.c_int64()
+        library.hr_plan_kept_bytes(self.handle, _expect("path", path, str, "a path's name").encode(), kept)
+        return kept.value
 
     @property
     def requests(self):
@@ -188,6 +195,7 @@ def plan(
     workspace_limit=None,
     max_tokens=0,
     max_seq_len=0,
+    max_requests=0,
     force=None,
     **attention,
 ):
@@ -203,17 +211,28 @@ def plan(
     library.hr_plan_create(
         Attention(**attention).to_c(),
         to_c_batch(query_len, seq_len, exact),
-        _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len),
+        _to_c_limits(
+            device,
+            threads,
+            workspace_limit,
+            max_tokens=max_tokens,
+            max_seq_len=max_seq_len,
+            max_requests=max_requests,
+        ),
         None if force is None else _expect("force", force, str, "a path's name, or None").encode(),
         handle,
     )
     return Plan(handle.value, device)
 
 
-def workspace_bound(*, max_tokens, max_seq_len, device=None, threads=0, workspace_limit=None, **attention):
-    """Bytes of workspace enough for the plan of every batch of at most `max_tokens` query tokens and `max_seq_len` keys
-    a request."""
-    limits = _to_c_limits(device, threads, workspace_limit, max_tokens, max_seq_len)
+def workspace_bound(
+    *, max_tokens, max_seq_len, max_requests=0, device=None, threads=0, workspace_limit=None, **attention
+):
+    """Bytes of workspace enough for the plan of every batch of at most `max_tokens` query tokens, `max_seq_len` keys a
+    request, and `max_requests` requests (0: as many as tokens), those without query tokens included."""
+    limits = _to_c_limits(
+        device, threads, workspace_limit, max_tokens=max_tokens, max_seq_len=max_seq_len, max_requests=max_requests
+    )
     bound = ctypes.c_int64()
     library.hr_workspace_bound(Attention(**attention).to_c(), limits, bound)
     return bound.value

@@ -364,6 +364,15 @@ class Plans(Binding):
         free = headrace.plan([500], [3000], threads=1, **attention)
         bound = headrace.workspace_bound(max_tokens=500, max_seq_len=3000, threads=1, **attention)
         self.assertGreaterEqual(bound, free.workspace_bytes)
+        self.assertEqual(free.kept_bytes("dense_mha"), 0)
+        with self.assertRaises(headrace.Error) as raised:
+            free.kept_bytes("dense")
+        self.assertEqual(raised.exception.argument, "path")
+        padded = {"max_tokens": 500, "max_seq_len": 3000, "max_requests": 1, "threads": 1, **attention}
+        self.assertLessEqual(headrace.workspace_bound(**padded), bound)
+        with self.assertRaises(headrace.Error) as raised:
+            headrace.plan([1, 0], [1, 5], threads=1, max_requests=1, **attention)
+        self.assertEqual(raised.exception.argument, "batch.query_len")
         limit = free.workspace_bytes // 2
         cut = headrace.plan([500], [3000], threads=1, workspace_limit=limit, force="dense_mha", **attention)
         self.assertLessEqual(cut.workspace_bytes, limit)

@@ -43,15 +43,13 @@ const MqaSm90& mqa_path() {
   return mqa;
 }
 
-/// The plan's rows on a path, and what its workspace was sized for.
-std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
+/// The plan's rows on a path.
+std::vector<RowsOnPath> rows_on(const Plan& plan, Path path) {
   std::vector<RowsOnPath> rows;
-  extents.requests = static_cast<std::int64_t>(plan.requests().size());
   for (const RequestPlan& request : plan.requests()) {
     for (std::size_t s = 0; s < request.segments.size(); ++s) {
       const Segment& segment = request.segments[s];
       if (segment.path != path) {
-        extents.other_rows += segment.end - segment.begin;
         continue;
       }
       // Shorter lengths, of this call or after a refresh, move rows towards the start and any of them into this
@@ -60,12 +58,8 @@ std::vector<RowsOnPath> rows_on(const Plan& plan, Path path, Extents& extents) {
       some.row_count = most_rows(request, s);
       some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
       some.causal = plan.attention().space == SelectionSpace::request_position;
-      some.keys = some.causal ? segment.end : request.context_len + request.query_len;
+      some.keys = most_keys(plan.attention(), plan.device(), segment.end, request.context_len + request.query_len);
       rows.push_back(some);
-      extents.rows += some.row_count;
-      extents.request_rows = std::max(extents.request_rows, some.row_count);
-      extents.keys = std::max(extents.keys, request.context_len + request.query_len);
-      extents.total_keys += request.context_len + request.query_len;
     }
   }
   return rows;
@@ -136,14 +130,17 @@ std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan) {
   auto passes = std::make_shared<DevicePasses>();
   for (const bool masked : {false, true}) {
     auto& [extents, tables] = passes->mha[masked ? 1 : 0];
-    const std::vector<RowsOnPath> rows = rows_on(plan, masked ? Path::masked_mha : Path::dense_mha, extents);
+    const Path path = masked ? Path::masked_mha : Path::dense_mha;
+    const std::vector<RowsOnPath> rows = rows_on(plan, path);
+    extents = extents_on(path, plan.attention(), plan.device(), plan.requests(), plan.threads());
     tables.passes = mha_path(masked).plan_passes(plan, rows);
     if (!rows.empty()) {
       mha::sm90::load(plan.attention().geometry);
     }
   }
   auto& [extents, tables] = passes->mqa;
-  const std::vector<RowsOnPath> rows = rows_on(plan, Path::topk_mqa, extents);
+  const std::vector<RowsOnPath> rows = rows_on(plan, Path::topk_mqa);
+  extents = extents_on(Path::topk_mqa, plan.attention(), plan.device(), plan.requests(), plan.threads());
   tables.passes = mqa_path().plan_passes(plan, rows);
   for (const RequestPlan& request : plan.requests()) {
     tables.tokens += request.query_len;

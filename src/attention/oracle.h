@@ -22,7 +22,7 @@ struct OracleQuery {
   std::int64_t position = 0;
 };
 
-/// The float64 oracle: DESIGN.md's contract written down as plainly as possible, for one query token. It reads the same
+/// The float64 oracle: docs/contract.md written down as plainly as possible, for one query token. It reads the same
 /// cache bytes as every path, dequantised (code times scale, a float32 product) and rounded once to the compute dtype,
 /// and computes everything after that in float64. Independent of the paths: it shares no code with them but the element
 /// conversions of dtype.h.

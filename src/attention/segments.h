@@ -26,4 +26,11 @@ namespace headrace::attention {
   return std::min(planned.query_len, segment.end - (number == 0 ? 0 : segment.begin));
 }
 
+/// Keys of a request that a path has room for, for rows up to position `end`: none after them on a GPU, where a
+/// selection is in positions; else all of them.
+[[nodiscard]] inline std::int64_t most_keys(const Attention& attention, const Device& device, std::int64_t end,
+                                            std::int64_t seq_len) noexcept {
+  return device.cuda != nullptr && attention.space == SelectionSpace::request_position ? end : seq_len;
+}
+
 }  // namespace headrace::attention

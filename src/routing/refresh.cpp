@@ -44,7 +44,7 @@ RequestPlan Router::refresh(const RequestPlan& made_for) const {
     if (segment.begin >= segment.end) {
       continue;
     }
-    const Option option = evaluate(segment.path, segment.begin, segment.end);
+    const Option option = evaluate(segment.path, segment.begin, segment.end, end);
     if (!option.unmet.empty()) {
       throw Error(fmt::format("batch.seq_len_bound[{}]", plan.request),
                   fmt::format("lengths at which {} still serves the rows planned for it", name_of(segment.path)),
@@ -54,7 +54,7 @@ RequestPlan Router::refresh(const RequestPlan& made_for) const {
     plan.predicted_ms += option.predicted_ms;
     plan.segments.push_back(segment);
   }
-  list_alternatives(plan, evaluate_all(plan.context_len, end));
+  list_alternatives(plan, evaluate_all(plan.context_len, end, end));
   return plan;
 }
 

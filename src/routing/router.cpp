@@ -70,26 +70,6 @@ Profile nominal_profile(const Attention& attention, const Device& device) {
   return device.cuda != nullptr ? Profile::nominal_cuda() : Profile::nominal_cpu(attention.compute);
 }
 
-/// What the workspace must serve on a path.
-attention::Extents extents_on(Path path, std::span<const RequestPlan> requests, int threads) {
-  attention::Extents extents{.requests = std::ssize(requests), .threads = threads};
-  for (const RequestPlan& request : requests) {
-    for (std::size_t s = 0; s < request.segments.size(); ++s) {
-      const Segment& segment = request.segments[s];
-      if (segment.path != path) {
-        extents.other_rows += segment.end - segment.begin;
-        continue;
-      }
-      const std::int64_t rows = attention::most_rows(request, s);
-      extents.rows += rows;
-      extents.request_rows = std::max(extents.request_rows, rows);
-      extents.keys = std::max(extents.keys, request.context_len + request.query_len);
-      extents.total_keys += request.context_len + request.query_len;
-    }
-  }
-  return extents;
-}
-
 /// A number of bytes for each path.
 using PathBytes = std::array<std::int64_t, std::size(kPaths)>;
 
@@ -122,6 +102,10 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
       throw Error(fmt::format("batch.seq_len_bound[{}]", b), fmt::format("at most the limit {}", limits.max_seq_len),
                   std::to_string(batch.seq_len_bound[b]));
     }
+  }
+  if (limits.max_requests > 0 && std::ssize(batch.query_len) > limits.max_requests) {
+    throw Error("batch.query_len", fmt::format("at most the limit of {} requests", limits.max_requests),
+                std::to_string(batch.query_len.size()));
   }
   const std::int64_t tokens = std::accumulate(batch.query_len.begin(), batch.query_len.end(), std::int64_t{0});
   if (limits.max_tokens > 0 && tokens > limits.max_tokens) {
@@ -157,20 +141,21 @@ std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
   return algorithm.workspace_bytes(attention_, extents, algorithm.choose_blocking(attention_, extents, 0));
 }
 
-Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end) const {
+Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end, std::int64_t seq_len) const {
   const attention::PathAlgorithm& algorithm = attention::algorithm_of(path, limits_.device);
   Option option{.path = path, .predicted_ms = 0.0, .unmet = {}};
   option.unmet = algorithm.unmet_requirements(attention_, begin, end, batch_.exact);
-  const std::int64_t least = least_bytes(path, end);
+  const std::int64_t keys = attention::most_keys(attention_, limits_.device, end, seq_len);
+  const std::int64_t least = least_bytes(path, keys);
   if (least > limits_.workspace_bytes) {
     option.unmet.push_back(fmt::format("it needs at least {} bytes of workspace for {} keys, the limit is {}", least,
-                                       end, limits_.workspace_bytes));
+                                       keys, limits_.workspace_bytes));
   }
   if (option.unmet.empty()) {
     const attention::Extents extents{.rows = end - begin,
                                      .request_rows = end - begin,
-                                     .keys = end,
-                                     .total_keys = end,
+                                     .keys = keys,
+                                     .total_keys = keys,
                                      .requests = 1,
                                      .threads = threads_};
     const Blocking blocking = algorithm.choose_blocking(attention_, extents, std::max(budget(), least));
@@ -180,9 +165,9 @@ Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end)
   return option;
 }
 
-std::array<Router::Option, 3> Router::evaluate_all(std::int64_t begin, std::int64_t end) const {
-  return {evaluate(Path::dense_mha, begin, end), evaluate(Path::masked_mha, begin, end),
-          evaluate(Path::topk_mqa, begin, end)};
+std::array<Router::Option, 3> Router::evaluate_all(std::int64_t begin, std::int64_t end, std::int64_t seq_len) const {
+  return {evaluate(Path::dense_mha, begin, end, seq_len), evaluate(Path::masked_mha, begin, end, seq_len),
+          evaluate(Path::topk_mqa, begin, end, seq_len)};
 }
 
 std::int64_t Router::scoring_begin(std::int64_t begin, std::int64_t end) const {
@@ -249,8 +234,8 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
   if (split <= begin || split >= end) {
     return;
   }
-  const std::array<Option, 3> covered = evaluate_all(begin, split);
-  const std::array<Option, 3> rest = evaluate_all(split, end);
+  const std::array<Option, 3> covered = evaluate_all(begin, split, end);
+  const std::array<Option, 3> rest = evaluate_all(split, end, end);
   const Option* first = cheapest(covered);
   const Option* second = cheapest(rest);
   if (first == nullptr || second == nullptr || first->path == second->path ||
@@ -292,7 +277,8 @@ RequestPlan Router::route(std::int64_t request) const {
     plan.reason = "no query tokens";
     return plan;
   }
-  const std::array<Option, 3> options = evaluate_all(plan.context_len, plan.context_len + plan.query_len);
+  const std::int64_t seq_len = plan.context_len + plan.query_len;
+  const std::array<Option, 3> options = evaluate_all(plan.context_len, seq_len, seq_len);
   if (hints_.force) {
     route_forced(plan, options);
   } else {
@@ -306,7 +292,8 @@ void Router::size_workspace(Plan& plan) const {
   PathBytes bytes{};
   PathBytes could_keep{};
   for (std::size_t p = 0; p < bytes.size(); ++p) {
-    const attention::Extents extents = extents_on(kPaths[p], plan.requests_, threads_);
+    const attention::Extents extents =
+        attention::extents_on(kPaths[p], attention_, limits_.device, plan.requests_, threads_);
     if (extents.rows == 0) {
       continue;
     }
@@ -326,6 +313,10 @@ void Router::size_workspace(Plan& plan) const {
     }
   }
   plan.workspace_bytes_ = bytes_beside(plan.kept_bytes_, bytes);
+  if (plan.workspace_bytes_ > limits_.workspace_bytes) {
+    throw Error("limits.workspace_bytes", fmt::format("at least {} bytes for the batch", plan.workspace_bytes_),
+                std::to_string(limits_.workspace_bytes));
+  }
 }
 
 Plan Router::make_plan() const {
@@ -358,11 +349,15 @@ std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
     throw Error("limits", fmt::format("max_tokens and max_seq_len from 1 to {}", kMost),
                 fmt::format("{} and {}", limits.max_tokens, limits.max_seq_len));
   }
+  if (limits.max_requests < 0 || limits.max_requests > kMost) {
+    throw Error("limits.max_requests", fmt::format("0 to {}", kMost), std::to_string(limits.max_requests));
+  }
+  const std::int64_t requests = limits.max_requests > 0 ? limits.max_requests : limits.max_tokens;
   const attention::Extents extents{.rows = limits.max_tokens,
                                    .request_rows = std::min(limits.max_tokens, limits.max_seq_len),
                                    .keys = limits.max_seq_len,
-                                   .total_keys = limits.max_tokens * limits.max_seq_len,
-                                   .requests = limits.max_tokens,
+                                   .total_keys = std::min(limits.max_tokens, requests) * limits.max_seq_len,
+                                   .requests = requests,
                                    .other_rows = 1,  // where there are some, a path may take more
                                    .threads = threads_of(limits.device)};
   std::int64_t bound = 0;

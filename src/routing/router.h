@@ -31,8 +31,8 @@ class Router {
     std::vector<std::string> unmet;
   };
 
-  [[nodiscard]] Option evaluate(Path path, std::int64_t begin, std::int64_t end) const;
-  [[nodiscard]] std::array<Option, 3> evaluate_all(std::int64_t begin, std::int64_t end) const;
+  [[nodiscard]] Option evaluate(Path path, std::int64_t begin, std::int64_t end, std::int64_t seq_len) const;
+  [[nodiscard]] std::array<Option, 3> evaluate_all(std::int64_t begin, std::int64_t end, std::int64_t seq_len) const;
   /// What the lengths alone say of a request, before it is routed.
   [[nodiscard]] RequestPlan describe(std::int64_t request) const;
   [[nodiscard]] RequestPlan route(std::int64_t request) const;

@@ -204,7 +204,7 @@ TEST_F(EmulatedPipeline, BarrierThatWasNotMade) {
 
 using Mma = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::K>;
 
-enum class ProductFault { none, no_wait, operand_overwritten, no_fence, left_behind };
+enum class ProductFault { none, no_wait, operand_overwritten, no_fence, no_proxy_fence, left_behind };
 
 template <std::size_t... I>
 __device__ void multiply(float (&d)[32], std::uint64_t a, std::uint64_t b, std::index_sequence<I...>) {
@@ -218,7 +218,16 @@ __global__ void product_kernel(float* out, ProductFault fault) {
     shared[i] = __float2bfloat16_rn(1.0F);
     shared[64 * 64 + i] = __float2bfloat16_rn(2.0F);
   }
+  auto* written = reinterpret_cast<std::uint64_t*>(shared + 2 * 64 * 64);
+  if (threadIdx.x == 0) {
+    cutlass::arch::ClusterBarrier::init(written, 128);
+  }
   __syncthreads();
+  cutlass::arch::ClusterBarrier::arrive(written);
+  cutlass::arch::ClusterBarrier::wait(written, 0);
+  if (fault != ProductFault::no_proxy_fence) {
+    cutlass::arch::fence_view_async_shared();
+  }
   constexpr std::uint64_t kSwizzled = std::uint64_t{1 << 30 | 64} << 32;
   float d[32] = {};
   if (fault != ProductFault::no_fence) {
@@ -245,7 +254,7 @@ __global__ void product_kernel(float* out, ProductFault fault) {
 
 class EmulatedProduct : public Emulator {
  protected:
-  static constexpr std::size_t kBytes = 2 * 64 * 64 * 2;
+  static constexpr std::size_t kBytes = 2 * 64 * 64 * 2 + sizeof(std::uint64_t);
 
   static std::string outcome(Completion completion, ProductFault fault) {
     adversary().set_completion(completion);
@@ -269,7 +278,8 @@ TEST_F(EmulatedProduct, OperandOverwrittenBeforeTheWait) {
   EXPECT_NE(outcome(Completion::lazy, ProductFault::operand_overwritten), kRight);
 }
 
-TEST_F(EmulatedProduct, GroupsBeginWithAFenceAndEndBeforeTheThread) {
+TEST_F(EmulatedProduct, GroupsBeginWithFencesAndEndBeforeTheThread) {
+  EXPECT_TRUE(contains(outcome(Completion::random, ProductFault::no_proxy_fence), "without fence_view_async_shared"));
   EXPECT_TRUE(contains(outcome(Completion::random, ProductFault::no_fence), "without warpgroup_arrive"));
   EXPECT_TRUE(contains(outcome(Completion::lazy, ProductFault::left_behind), "may still be under way"));
 }

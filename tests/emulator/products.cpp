@@ -101,12 +101,19 @@ void AsyncProducts::begin(int threads) {
   under_way_ = 0;
 }
 
+void AsyncProducts::learn(int thread) { threads_[at(thread)].proxy_fenced = false; }
+
+void AsyncProducts::fence_proxy(int thread) { threads_[at(thread)].proxy_fenced = true; }
+
 void AsyncProducts::fence(int thread) { threads_[at(thread)].fenced = true; }
 
 void AsyncProducts::start(int thread, const Product& product) {
   OfThread& own = threads_[at(thread)];
   if (!own.fenced) {
     throw Fault("a product without warpgroup_arrive before its group");
+  }
+  if (!own.proxy_fenced) {
+    throw Fault("a product without fence_view_async_shared after a barrier");
   }
   own.open.push_back(product);
 }

@@ -49,6 +49,10 @@ struct Product {
 class AsyncProducts {
  public:
   void begin(int threads);
+  /// The thread learns of what others have written through the generic proxy. @throws Fault by start() for a product
+  /// before fence_proxy()
+  void learn(int thread);
+  void fence_proxy(int thread);
   /// wgmma.fence. @throws Fault by start() for a group that begins without it
   void fence(int thread);
   void start(int thread, const Product& product);
@@ -65,6 +69,7 @@ class AsyncProducts {
   using Group = std::vector<Product>;
   struct OfThread {
     bool fenced = false;
+    bool proxy_fenced = true;
     Group open;
     std::deque<Group> committed;
   };

@@ -9,9 +9,11 @@
 #include <optional>
 #include <ostream>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "attention/mqa/union_list.h"
 #include "case_on_device.h"
 #include "headrace/error.h"
 #include "support/attention_case.h"
@@ -228,6 +230,32 @@ TEST_P(SharedSelection, OfWhichNothingWasMadeHarmsNothing) {
         run(made, layer_.inputs(), true, workspace_of(made, std::byte{static_cast<std::uint8_t>(byte)}));
     ASSERT_FALSE(result.damage().has_value()) << *result.damage();
   }
+}
+
+/// Lists whose tiles are sound, and masks, of anything.
+TEST_P(SharedSelection, OfWhichGarbageWasMadeHarmsNothing) {
+  const Plan made = plan_within(kNoLimit);
+  const device::cuda::DeviceBuffer workspace = workspace_of(made);
+  static_cast<void>(run(made, layer_.inputs(), false, workspace));
+  const std::int64_t masks = made.kept_bytes(Path::masked_mha);
+  const std::int64_t tiles =
+      made.blocking(Path::topk_mqa).query_slice / attention::mqa::group_of(problem_.attention().geometry.num_heads);
+  const auto tile_bytes = tiles * static_cast<std::int64_t>(sizeof(attention::mqa::UnionTile));
+  const std::int64_t lists = masks + (tile_bytes + 63) / 64 * 64;
+  Random random(seed_);
+  const auto spoil = [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::int32_t> garbage(static_cast<std::size_t>(std::max<std::int64_t>(end - begin, 0) / 4));
+    for (std::int32_t& value : garbage) {
+      const bool is_position = random.chance(0.7);
+      value = static_cast<std::int32_t>(is_position ? random.below(4000) - 5
+                                                    : random.below(std::int64_t{1} << 32) - (std::int64_t{1} << 31));
+    }
+    workspace.upload(std::as_bytes(std::span(garbage)), begin);
+  };
+  spoil(0, masks);
+  spoil(lists, masks + made.kept_bytes(Path::topk_mqa));
+  const OutputBuffer result = run(made, layer_.inputs(), true, workspace);
+  ASSERT_FALSE(result.damage().has_value()) << *result.damage();
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, SharedSelection, testing::ValuesIn(kKinds),

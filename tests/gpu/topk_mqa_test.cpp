@@ -244,7 +244,8 @@ void run_alone(const AttentionCase& problem, const CaseOnDevice& on_device, std:
 TEST_F(TopkMqa, BitsDoNotDependOnTheBatchNorOnCutsAtMultiplesOf64) {
   for (int i = 0; i < fewer_cases(); ++i) {
     CaseSpec some = random_spec(kHeads[between(0, 12)], kFormats[between(0, 3)]);
-    some.requests = {{200, 100}, {257, 0}, {1, 300}};
+    // Products of up to 128, of up to 1024 and of more rows are made by different kernels.
+    some.requests = {{200, 100}, {257, 0}, {1, 300}, {640, 0}};
     some.space = SelectionSpace::request_position;
     SCOPED_TRACE(testing::Message() << some);
     const AttentionCase problem(some);
@@ -252,7 +253,7 @@ TEST_F(TopkMqa, BitsDoNotDependOnTheBatchNorOnCutsAtMultiplesOf64) {
     const CaseOnDevice on_device(problem);
     OutputBuffer apart = problem.output_buffer();
     const OutputsOnDevice outputs(apart.outputs());
-    for (std::int64_t request = 0; request < 3; ++request) {
+    for (std::int64_t request = 0; request < 4; ++request) {
       const RequestShape& shape = some.requests[static_cast<std::size_t>(request)];
       for (std::int64_t begin = 0; begin < shape.query_len;) {
         const std::int64_t cut = ((shape.context_len + begin) / 64 + between(1, 4)) * 64 - shape.context_len;

@@ -10,7 +10,7 @@
 
 namespace headrace::test {
 
-/// The bytes of one token's row as DESIGN.md's table of cache formats lays them out, written without the library's
+/// The bytes of one token's row as docs/cache-formats.md lays them out, written without the library's
 /// append. An fp8_ds_mla row of NoPE has 528 bytes here.
 std::vector<std::byte> encode_row(CacheFormat format, std::span<const float> latent, std::span<const float> rope_key,
                                   float scale);

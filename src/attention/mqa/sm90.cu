@@ -22,7 +22,8 @@
 //                                              230,832   (d_qk 512: 206,256), rounded up to whole KiB
 // A buffer of K is given back in halves, so that the left half is filled again while the right one is still read.
 // Registers of a thread: 128 of output, 32 of scores, 16 of weights; 224 for the two groups and 56 for the third, or
-// 208 and 88 where it keeps codes: with less the compiler would serialise the products.
+// 208 and 88 where it keeps codes: with less the compiler would serialise the products. It spills 40 bytes at d_qk 512,
+// and with codes 60 (576) to 260 (512).
 //
 // Floor of a block of keys: 2 x 64 x 64 x (d_qk + 512) FLOPs are 2176 cycles of the tensor cores at 576, 2048 at 512.
 // Beside them shared memory moves (A and B of S: 4 KiB for each 16 columns, 1152 cycles at 576; V and P: 576; the

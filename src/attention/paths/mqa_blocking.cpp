@@ -14,10 +14,11 @@ namespace {
 
 /// Engines pad a selection's columns to multiples of this at most.
 constexpr std::int64_t kColumnStep = 128;
-/// A converted row costs 1.8 KB of device memory's traffic, 0.44 ns by its bandwidth; a row that is read as codes 0.09
-/// ns more than one that is read as it is (`gpu_bench topk` on an H200: 10 million reads, 0.85 ms for fp8 and 1.05 for
-/// fp8_ds_mla).
-constexpr double kReadsToConvert = 5.0;
+/// Reading rows as codes takes so many times what reading them as they are takes (`gpu_bench topk` on an H200).
+constexpr double kCodesFactor = 1.45;
+/// Converting a row takes 0.6 ns (`gpu_bench`: 131,072 keys in 75 to 80 us), reading it as codes 0.1 ns more than as it
+/// is (10 million reads: 0.85 ms for fp8, 1.05 for fp8_ds_mla).
+constexpr double kReadsToConvert = 6.0;
 /// The widest page map is that of pages of one token.
 constexpr std::int64_t kSmallestPage = 1;
 
@@ -184,7 +185,11 @@ Work count_mqa_work(const Attention& attention, std::int64_t begin, std::int64_t
                    static_cast<double>(2 * g.kv_lora_rank + g.qk_rope_head_dim);
   // What the kernel gathers itself is part of its rate.
   const Blocking enough{.query_slice = query_slice, .context_block = end};
-  work.gathered = converts_keys(attention, enough, end - begin, end) ? static_cast<double>(end * g.latent_dim()) : 0.0;
+  if (converts_keys(attention, enough, end - begin, end)) {
+    work.gathered = static_cast<double>(end * g.latent_dim());
+  } else if (attention.format != CacheFormat::bfloat16) {
+    work.mqa_flops *= kCodesFactor;
+  }
   // Lists: selections read, a bitmap of the request's keys for each row, the keys of the union written.
   work.mask_keys = static_cast<double>(end - growing_end) * static_cast<double>(most) +
                    rows * static_cast<double>(end) / 32.0 + walked;

@@ -232,6 +232,14 @@ void MqaSm90::validate(const Call& call, std::int64_t tokens) {
     throw Error("q", "at most the " + std::to_string(tokens) + " tokens that the plan was made for",
                 std::to_string(inputs.q.dim(0)));
   }
+  // Converted rows might lie anyhow, but whether rows are converted depends on the batch.
+  constexpr std::int64_t kChunk = 16;
+  const CacheView& cache = inputs.cache;
+  if (call.plan.attention().format != CacheFormat::float32 &&
+      (reinterpret_cast<std::uintptr_t>(cache.data) % kChunk != 0 || cache.row_stride % kChunk != 0 ||
+       cache.page_stride % kChunk != 0)) {
+    throw Error("cache", "an address and strides divisible by 16 bytes", "others");
+  }
   const SelectionRule& rule = call.plan.attention().rule;
   const std::optional<std::int64_t> columns = most_columns(rule);
   if (columns && !inputs.selection.index.empty() && inputs.selection.index.dim(1) > *columns) {

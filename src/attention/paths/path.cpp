@@ -6,12 +6,35 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/segments.h"
+
 namespace headrace::attention {
 
 double kv_b_proj_bytes(const Attention& attention) noexcept {
   const Geometry& g = attention.geometry;
   return static_cast<double>(g.num_heads * (g.qk_nope_head_dim + g.v_head_dim) * g.kv_lora_rank *
                              size_of(attention.compute));
+}
+
+Extents extents_on(Path path, const Attention& attention, const Device& device, std::span<const RequestPlan> requests,
+                   int threads) {
+  Extents extents{.requests = std::ssize(requests), .threads = threads};
+  for (const RequestPlan& request : requests) {
+    for (std::size_t s = 0; s < request.segments.size(); ++s) {
+      const Segment& segment = request.segments[s];
+      if (segment.path != path) {
+        extents.other_rows += segment.end - segment.begin;
+        continue;
+      }
+      const std::int64_t rows = most_rows(request, s);
+      const std::int64_t keys = most_keys(attention, device, segment.end, request.context_len + request.query_len);
+      extents.rows += rows;
+      extents.request_rows = std::max(extents.request_rows, rows);
+      extents.keys = std::max(extents.keys, keys);
+      extents.total_keys += keys;
+    }
+  }
+  return extents;
 }
 
 std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& attention, std::int64_t begin,

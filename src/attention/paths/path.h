@@ -46,6 +46,10 @@ struct Extents {
   int threads = 1;
 };
 
+/// What the workspace must serve of a plan on one path.
+[[nodiscard]] Extents extents_on(Path path, const Attention& attention, const Device& device,
+                                 std::span<const RequestPlan> requests, int threads);
+
 /// A path's workspace on a GPU: what the paths take in turns and, where layers that share a selection may use again
 /// what the path makes of it, a place for that alone.
 struct PathArenas {

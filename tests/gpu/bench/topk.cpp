@@ -213,9 +213,9 @@ double bench_heads(const Bench& bench, const Data& data, const KeyRows& rows, st
 }
 
 /// Quantised rows, gathered by the kernel or converted first, beside bfloat16.
-void bench_formats(const Bench& bench, int multiprocessors) {
+void bench_formats(const Bench& bench, std::int64_t rope, int multiprocessors) {
   constexpr std::int64_t kHeads = 16;
-  const Step step{16384, 0, "drift:0.9", 64};
+  const Step step{16384, 0, "drift:0.9", rope};
   const Data bfloat16_data(step, CacheFormat::bfloat16);
   const double plain = bench_heads(bench, bfloat16_data, bfloat16_data.keys(), kHeads, "", multiprocessors);
   const Geometry geometry{kHeads, kRank, 128, step.rope, 128};
@@ -240,8 +240,8 @@ void bench_formats(const Bench& bench, int multiprocessors) {
     });
     const double converted =
         bench_heads(bench, data, converted_rows, kHeads, (", converted " + name).c_str(), multiprocessors);
-    fmt::print("    {}: {:.3f} of bf16 gathered directly, {:.3f} converted first\n", name, direct / plain,
-               (conversion + converted) / plain);
+    fmt::print("    {}, d_qk {}: {:.3f} of bf16 gathered directly, {:.3f} converted first\n", name, kRank + rope,
+               direct / plain, (conversion + converted) / plain);
   }
 }
 
@@ -271,7 +271,9 @@ void bench_topk(const Bench& bench) {
   for (const std::int64_t context : {0, 16384, 49152, 114688}) {
     time({16384, context, "drift:0.9", 64}, {16});
   }
-  bench_formats(bench, multiprocessors);
+  for (const std::int64_t rope : {0, 64}) {
+    bench_formats(bench, rope, multiprocessors);
+  }
 }
 
 }  // namespace headrace::bench

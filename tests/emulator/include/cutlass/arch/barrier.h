@@ -5,7 +5,8 @@
 
 #include "emulator/block.h"
 
-/// CUTLASS's barriers, for the emulator. Fences between proxies do nothing: one that is missing is not noticed.
+/// CUTLASS's barriers, for the emulator. What a ClusterBarrier announces was written through the generic proxy, so that
+/// whoever waited for it needs a fence before a product.
 namespace cutlass::arch {
 
 struct ClusterBarrier {
@@ -14,6 +15,7 @@ struct ClusterBarrier {
   }
   static void wait(std::uint64_t* memory, std::uint32_t parity) {
     headrace::emulator::SharedBarrier(memory).wait(parity);
+    headrace::emulator::this_block().products().learn(headrace::emulator::this_fiber());
   }
   static void arrive(std::uint64_t* memory) { headrace::emulator::SharedBarrier(memory).arrive(); }
 };
@@ -28,7 +30,9 @@ struct NamedBarrier {
 };
 
 inline void fence_barrier_init() {}
-inline void fence_view_async_shared() {}
+inline void fence_view_async_shared() {
+  headrace::emulator::this_block().products().fence_proxy(headrace::emulator::this_fiber());
+}
 
 inline void cpasync_barrier_arrive_noinc(std::uint64_t* barrier) {
   headrace::emulator::this_block().copies().arrive_after(headrace::emulator::this_fiber(), barrier);
