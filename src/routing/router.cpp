@@ -198,7 +198,7 @@ void Router::route_forced(RequestPlan& plan, const std::array<Option, 3>& option
 
 void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& options) const {
   const std::int64_t begin = plan.context_len;
-  const std::int64_t end = begin + plan.query_len;
+  const std::int64_t seq_len = begin + plan.query_len;
   const auto cheapest = [](const std::array<Option, 3>& of) {
     const Option* best = nullptr;
     for (const Option& option : of) {
@@ -213,9 +213,9 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
     for (const Path path : kPaths) {
       if (attention::algorithm_of(path, limits_.device)
-              .unmet_requirements(attention_, begin, end, batch_.exact)
+              .unmet_requirements(attention_, begin, seq_len, batch_.exact)
               .empty()) {
-        least = std::min(least, least_bytes(path, end));
+        least = std::min(least, least_bytes(path, seq_len));
       }
     }
     throw Error("limits.workspace_bytes", fmt::format("at least {} bytes for request {}", least, plan.request),
@@ -223,7 +223,7 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
   }
   plan.path = whole->path;
   plan.predicted_ms = whole->predicted_ms;
-  plan.segments = {{plan.request, begin, end, whole->path}};
+  plan.segments = {{plan.request, begin, seq_len, whole->path}};
   plan.reason = why(options);
   if (plan.skip_scoring) {
     plan.reason = fmt::format("{} covers every row; {}", attention_.rule.to_string(), plan.reason);
@@ -231,11 +231,11 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
 
   // The first rows of a long request are covered and may be cheaper on a path of their own.
   const std::int64_t split = plan.scoring_begin;
-  if (split <= begin || split >= end) {
+  if (split <= begin || split >= seq_len) {
     return;
   }
-  const std::array<Option, 3> covered = evaluate_all(begin, split, end);
-  const std::array<Option, 3> rest = evaluate_all(split, end, end);
+  const std::array<Option, 3> covered = evaluate_all(begin, split, seq_len);
+  const std::array<Option, 3> rest = evaluate_all(split, seq_len, seq_len);
   const Option* first = cheapest(covered);
   const Option* second = cheapest(rest);
   if (first == nullptr || second == nullptr || first->path == second->path ||
@@ -244,10 +244,10 @@ void Router::route_cheapest(RequestPlan& plan, const std::array<Option, 3>& opti
   }
   plan.path = second->path;
   plan.predicted_ms = first->predicted_ms + second->predicted_ms;
-  plan.segments = {{plan.request, begin, split, first->path}, {plan.request, split, end, second->path}};
+  plan.segments = {{plan.request, begin, split, first->path}, {plan.request, split, seq_len, second->path}};
   plan.reason = fmt::format("{} are covered and go {} ({}), {} go {} ({}); faster together than {} alone",
-                            describe_rows(begin, split), name_of(first->path), why(covered), describe_rows(split, end),
-                            name_of(second->path), why(rest), name_of(whole->path));
+                            describe_rows(begin, split), name_of(first->path), why(covered),
+                            describe_rows(split, seq_len), name_of(second->path), why(rest), name_of(whole->path));
 }
 
 RequestPlan Router::describe(std::int64_t request) const {
