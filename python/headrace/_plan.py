@@ -281,8 +281,8 @@ def attend(
     workspace    [at least plan.workspace_bytes] uint8, at an address divisible by 64, on a GPU by 256
     stream       on a GPU: where to queue the work, torch's current stream by default; the call does not wait for it
     selection_kept  another layer with the plan, selection, lengths, block table, page size and workspace of the call
-                 before, on the same stream: on a GPU, lists and masks made of the selection are used again where
-                 plan.explain() says that layers may share them, and nothing changes elsewhere
+                 before, on the same stream: lists and masks made of the selection are used again where
+                 plan.kept_bytes(path) is not 0, and nothing changes elsewhere
     """
     _expect("plan", plan, Plan, "a headrace.Plan")
     borrow = Borrowed()
