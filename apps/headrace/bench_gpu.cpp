@@ -76,7 +76,7 @@ class Bench {
   explicit Bench(const Options& options)
       : options_(options),
         target_(chosen_target(options)),
-        model_(find_model(kModel, kTp)),
+        model_(find_model(kModel, kTp, Reading::engines)),
         number_(model_.config.first_attention_layer()),
         stages_(make_stages(model_, number_, options, target_.device)) {}
 

@@ -67,11 +67,11 @@ LayerWeights ModelSource::weights(std::int64_t layer, DType compute, std::uint64
                 : random_layer_weights(config, layer, compute, seed);
 }
 
-ModelSource find_model(const std::string& model, std::int64_t tp) {
+ModelSource find_model(const std::string& model, std::int64_t tp, Reading reading) {
   ModelSource source;
   source.name = model;
   if (is_there(model)) {
-    source.config = load_model_config(model);
+    source.config = load_model_config(model, reading);
     if (has_weights(model)) {
       source.folder = model;
     }
@@ -80,7 +80,7 @@ ModelSource find_model(const std::string& model, std::int64_t tp) {
                 fmt::format("\"{}\", which does not exist", model));
   } else {
     source.is_preset = true;
-    source.config = named("--model", [&] { return preset(model); });
+    source.config = named("--model", [&] { return preset(model, reading); });
   }
   source.total_heads = source.config.geometry.num_heads;
   source.config = named("--tp", [&] { return source.config.shard(tp); });

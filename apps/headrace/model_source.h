@@ -27,7 +27,7 @@ struct ModelSource {
 };
 
 /// @throws Error for a preset that does not exist, a folder without a good config.json, heads that tp does not divide
-[[nodiscard]] ModelSource find_model(const std::string& model, std::int64_t tp);
+[[nodiscard]] ModelSource find_model(const std::string& model, std::int64_t tp, Reading reading);
 
 /// The layer of --layer, or the first that attends. @throws Error naming --layer where it is not an MLA layer
 [[nodiscard]] std::int64_t chosen_layer(const ModelConfig& config, const std::optional<std::int64_t>& layer);

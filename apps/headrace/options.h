@@ -12,6 +12,7 @@
 #include "headrace/cache.h"
 #include "headrace/dtype.h"
 #include "headrace/error.h"
+#include "headrace/model.h"
 #include "headrace/plan.h"
 #include "selection/generators.h"
 
@@ -36,6 +37,7 @@ struct Options {
   bool json = false;
 
   std::string model;
+  Reading reading = Reading::engines;  ///< of the model's configuration
   std::vector<RequestSpec> batch;
   std::filesystem::path recording;  ///< empty: the model folder's own
   std::int64_t tp = 1;

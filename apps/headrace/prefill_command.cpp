@@ -184,7 +184,7 @@ PrefillReport run(const ModelSource& model, std::int64_t layer, const Options& o
 }  // namespace
 
 ExitStatus run_prefill(const Options& options) {
-  const ModelSource model = find_model(options.model, options.tp);
+  const ModelSource model = find_model(options.model, options.tp, options.reading);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
   const PrefillReport report = run(model, layer, options);
   if (options.json) {

@@ -13,7 +13,7 @@
 namespace headrace::app {
 
 ExitStatus run_route(const Options& options) {
-  const ModelSource model = find_model(options.model, options.tp);
+  const ModelSource model = find_model(options.model, options.tp, options.reading);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
   require_step_selection(model.config, options);
   const Attention attention = attention_of(model.config, layer, options);

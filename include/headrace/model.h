@@ -41,6 +41,25 @@ enum class LayerKind : std::uint8_t {
   linear_attention,  ///< not MLA: outside Headrace's scope
 };
 
+/// Whose reading of a configuration counts where those who run the models disagree (docs/configurations.md).
+enum class Reading : std::uint8_t {
+  engines,       ///< vLLM's and SGLang's
+  transformers,  ///< Hugging Face transformers'
+};
+
+/// "engines", "transformers".
+[[nodiscard]] HEADRACE_EXPORT std::string_view name_of(Reading reading) noexcept;
+/// @throws Error for another name
+[[nodiscard]] HEADRACE_EXPORT Reading reading_from_name(std::string_view name);
+
+/// What a reader of a configuration should know: a field that decides what a layer computes and that is read in more
+/// than one way, or not at all.
+struct ConfigNote {
+  std::string field;   ///< its path in the document, "rope_scaling.rope_theta"
+  std::string found;   ///< the values in question, and who takes which
+  std::string chosen;  ///< what was made of it
+};
+
 /// What a Hugging Face config.json says about a model's attention layers.
 struct HEADRACE_EXPORT ModelConfig {
   std::string model_type;  ///< deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32, glm_moe_dsa, ...
@@ -58,6 +77,9 @@ struct HEADRACE_EXPORT ModelConfig {
   std::optional<IndexerGeometry> indexer;  ///< absent when no layer is sparse
   std::vector<bool> shares_selection;  ///< one a layer: takes the selection of the nearest earlier layer that scores
   std::string weight_prefix;           ///< "model.layers." or "model.language_model.layers."
+  Reading reading = Reading::engines;  ///< which one this is
+  bool readings_differ = false;        ///< under the other reading some layer computes something else
+  std::vector<ConfigNote> notes;
 
   /// One rank's share of the heads. @throws Error unless tp >= 1 divides the heads
   [[nodiscard]] ModelConfig shard(std::int64_t ranks) const;
@@ -84,17 +106,20 @@ struct HEADRACE_EXPORT ModelConfig {
 ///   rms_norm_eps                   not needed where the norms of q_a and kv_a do not use it
 /// @param json  the text of a config.json
 /// @param name  how errors call it, e.g. the file's path
+/// @param reading  which reading counts where references disagree
 /// @throws Error for malformed JSON, an unknown model_type or rope type, a missing, mistyped or impossible field
 [[nodiscard]] HEADRACE_EXPORT ModelConfig parse_model_config(std::string_view json,
-                                                             std::string_view name = "config.json");
+                                                             std::string_view name = "config.json",
+                                                             Reading reading = Reading::engines);
 
 /// Reads `path`, or `path`/config.json when it is a directory. @throws Error also when it cannot be read
-[[nodiscard]] HEADRACE_EXPORT ModelConfig load_model_config(const std::filesystem::path& path);
+[[nodiscard]] HEADRACE_EXPORT ModelConfig load_model_config(const std::filesystem::path& path,
+                                                            Reading reading = Reading::engines);
 
 /// Names of the presets that ship with the library ("glm-5.3-flash", ...), sorted.
 [[nodiscard]] HEADRACE_EXPORT std::vector<std::string> preset_names();
 
 /// A preset's configuration. @throws Error with the list of names when there is no such preset
-[[nodiscard]] HEADRACE_EXPORT ModelConfig preset(std::string_view name);
+[[nodiscard]] HEADRACE_EXPORT ModelConfig preset(std::string_view name, Reading reading = Reading::engines);
 
 }  // namespace headrace

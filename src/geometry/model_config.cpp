@@ -84,10 +84,23 @@ std::int64_t ModelConfig::first_attention_layer() const {
   return found - layer_kinds.begin();
 }
 
-ModelConfig load_model_config(const std::filesystem::path& path) {
+std::string_view name_of(Reading reading) noexcept {
+  return reading == Reading::engines ? "engines" : "transformers";
+}
+
+Reading reading_from_name(std::string_view name) {
+  for (const Reading reading : {Reading::engines, Reading::transformers}) {
+    if (name == name_of(reading)) {
+      return reading;
+    }
+  }
+  throw Error("reading", "engines or transformers", fmt::format("\"{}\"", name));
+}
+
+ModelConfig load_model_config(const std::filesystem::path& path, Reading reading) {
   std::error_code ignored;
   const io::MappedFile file(std::filesystem::is_directory(path, ignored) ? path / "config.json" : path);
-  return parse_model_config(file.text(), file.path().string());
+  return parse_model_config(file.text(), file.path().string(), reading);
 }
 
 std::vector<std::string> preset_names() {
@@ -99,10 +112,10 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-ModelConfig preset(std::string_view name) {
+ModelConfig preset(std::string_view name, Reading reading) {
   for (const EmbeddedPreset& preset : embedded_presets()) {
     if (preset.name == name) {
-      return parse_model_config(preset.json, name);
+      return parse_model_config(preset.json, name, reading);
     }
   }
   throw Error("preset", fmt::format("one of {}", fmt::join(preset_names(), ", ")), std::string(name));

@@ -117,7 +117,7 @@ void refuse_bias(const ConfigFields& fields) {
 
 }  // namespace
 
-ModelConfig parse_model_config(std::string_view json, std::string_view name) {
+ModelConfig parse_model_config(std::string_view json, std::string_view name, Reading reading) {
   const io::Json document_json = io::parse_json(json, name);
   const ConfigFields document(document_json, name, "");
   const Architecture& architecture = architecture_of(document);
@@ -125,6 +125,7 @@ ModelConfig parse_model_config(std::string_view json, std::string_view name) {
   refuse_bias(fields);
 
   ModelConfig config;
+  config.reading = reading;
   config.model_type = architecture.model_type;
   config.weight_prefix = architecture.weight_prefix;
   config.hidden_size = fields.integer("hidden_size", 1, kMaxHidden);
