@@ -10,20 +10,25 @@
 
 #define HR_API __attribute__((visibility("default")))
 /* Changes with every change of this file. */
-#define HR_ABI 3
+#define HR_ABI 4
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+struct HrDlTensor;
 typedef struct HrError HrError;
 typedef struct HrDevice HrDevice;
 typedef struct HrPlan HrPlan;
 
-/* A tensor: the pointer in its capsule, null where there is none. */
+/* What a tensor's pointer is: that of a capsule "dltensor" or "dltensor_versioned", or to a bare HrDlTensor (dlpack.h).
+ */
+enum { HR_CAPSULE = 0, HR_VERSIONED_CAPSULE = 1, HR_BARE = 2 };
+
+/* A tensor; null where there is none. */
 typedef struct HrTensor {
-  const void* capsule;
-  int32_t versioned; /* whether the capsule is a "dltensor_versioned" */
+  const void* pointer;
+  int32_t form;
 } HrTensor;
 
 typedef struct HrAttention {
@@ -91,6 +96,18 @@ HR_API const char* hr_error_argument(const HrError* error);
 HR_API const char* hr_error_expected(const HrError* error);
 HR_API const char* hr_error_actual(const HrError* error);
 HR_API void hr_error_free(HrError* error);
+
+/* Describes Python's tensors without capsules, by DLPack's C exchange interface: `exchange` is what their type's
+ * __dlpack_c_exchange_api__ holds, a null object is no tensor. tensors[i] then points to lent[i]; both are good while
+ * the objects live and keep their shape. The caller holds Python's lock. Gives -1, or the number of the object that the
+ * interface refused, with Python's error set. */
+HR_API int32_t hr_lend(const void* exchange, void* const* objects, int32_t count, struct HrDlTensor* lent,
+                       HrTensor* tensors);
+/* The stream in which the owner of the exchange interface works on a CUDA device. The caller holds Python's lock. Gives
+ * 0, or another number with Python's error set. */
+HR_API int32_t hr_work_stream(const void* exchange, int32_t ordinal, int64_t* stream);
+/* Whether hr_lend and hr_work_stream know this exchange interface. */
+HR_API int32_t hr_knows_exchange(const void* exchange);
 
 HR_API int32_t hr_device_count(void);
 HR_API HrError* hr_device_create(int32_t ordinal, HrDevice** device);

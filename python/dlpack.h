@@ -32,6 +32,19 @@ typedef struct HrDlTensor {
   uint64_t byte_offset;
 } HrDlTensor;
 
+/* What a capsule named "dlpack_exchange_api" points to: functions of the library that owns the tensors. They want
+ * Python's lock, and give 0, or else set Python's error. DLPack 1.3. */
+typedef struct HrDlExchange {
+  uint32_t major;
+  uint32_t minor;
+  const struct HrDlExchange* older; /* the same of an earlier version; null: none */
+  void* allocate;
+  void* managed_from_object;
+  void* managed_to_object;
+  int (*tensor_from_object)(void* object, HrDlTensor* tensor); /* lends; null: not offered */
+  int (*work_stream)(int32_t device_type, int32_t ordinal, void** stream);
+} HrDlExchange;
+
 /* What a capsule named "dltensor" points to. */
 typedef struct HrDlManaged {
   HrDlTensor tensor;

@@ -13,17 +13,20 @@
 namespace headrace::python {
 namespace {
 
-/// The tensor in a capsule, and whether its producer lets it be written.
+/// The tensor behind a pointer, and whether its producer lets it be written.
 struct Found {
   const HrDlTensor& tensor;
   bool writable;
 };
 
 Found find_tensor(const std::string& name, const HrTensor& tensor) {
-  if (tensor.versioned == 0) {
-    return {static_cast<const HrDlManaged*>(tensor.capsule)->tensor, true};
+  if (tensor.form == HR_BARE) {
+    return {*static_cast<const HrDlTensor*>(tensor.pointer), true};
   }
-  const auto* managed = static_cast<const HrDlVersioned*>(tensor.capsule);
+  if (tensor.form == HR_CAPSULE) {
+    return {static_cast<const HrDlManaged*>(tensor.pointer)->tensor, true};
+  }
+  const auto* managed = static_cast<const HrDlVersioned*>(tensor.pointer);
   if (managed->major != HR_DLPACK_MAJOR) {
     throw Error(name, "DLPack " + std::to_string(HR_DLPACK_MAJOR), std::to_string(managed->major));
   }
@@ -97,7 +100,7 @@ AnyView view_of(const std::string& name, const HrDlTensor& tensor, const Place& 
 }
 
 void expect_given(const std::string& name, const HrTensor& tensor) {
-  if (tensor.capsule == nullptr) {
+  if (tensor.pointer == nullptr) {
     throw Error(name, "a tensor", "none");
   }
 }
@@ -110,7 +113,7 @@ ConstAnyView required_input(const std::string& name, const HrTensor& tensor, con
 }
 
 ConstAnyView optional_input(const std::string& name, const HrTensor& tensor, const Place& place) {
-  return tensor.capsule == nullptr ? ConstAnyView() : required_input(name, tensor, place);
+  return tensor.pointer == nullptr ? ConstAnyView() : required_input(name, tensor, place);
 }
 
 AnyView required_output(const std::string& name, const HrTensor& tensor, const Place& place) {
@@ -123,7 +126,7 @@ AnyView required_output(const std::string& name, const HrTensor& tensor, const P
 }
 
 AnyView optional_output(const std::string& name, const HrTensor& tensor, const Place& place) {
-  return tensor.capsule == nullptr ? AnyView() : required_output(name, tensor, place);
+  return tensor.pointer == nullptr ? AnyView() : required_output(name, tensor, place);
 }
 
 }  // namespace headrace::python

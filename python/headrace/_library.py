@@ -6,7 +6,7 @@ import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 
-ABI = 3
+ABI = 4
 
 
 class Error(Exception):
@@ -20,7 +20,13 @@ class Error(Exception):
 
 
 class HrTensor(ctypes.Structure):
-    _fields_ = [("capsule", c_void_p), ("versioned", c_int32)]
+    _fields_ = [("pointer", c_void_p), ("form", c_int32)]
+
+
+class HrDlTensor(ctypes.Structure):
+    """DLPack's description of a tensor; only the library looks into it."""
+
+    _fields_ = [("words", c_int64 * 6)]
 
 
 class HrAttention(ctypes.Structure):
@@ -101,6 +107,7 @@ _FUNCTIONS = {
     "hr_error_expected": (c_char_p, [c_void_p]),
     "hr_error_actual": (c_char_p, [c_void_p]),
     "hr_error_free": (None, [c_void_p]),
+    "hr_knows_exchange": (c_int32, [c_void_p]),
     "hr_device_count": (c_int32, []),
     "hr_device_create": (FAILURE, [c_int32, POINTER(c_void_p)]),
     "hr_device_name": (c_char_p, [c_void_p]),
@@ -120,6 +127,12 @@ _FUNCTIONS = {
     "hr_plan_explain": (FAILURE, [c_void_p, POINTER(c_char_p)]),
     "hr_plan_free": (None, [c_void_p]),
     "hr_attend": (FAILURE, [c_void_p, POINTER(HrCall)]),
+}
+
+# Those that call back into Python's extensions, and so keep Python's lock.
+_LOCKED_FUNCTIONS = {
+    "hr_lend": (c_int32, [c_void_p, POINTER(c_void_p), c_int32, POINTER(HrDlTensor), c_void_p]),
+    "hr_work_stream": (c_int32, [c_void_p, c_int32, POINTER(c_int64)]),
 }
 
 
@@ -150,6 +163,8 @@ def _load():
     try:
         loaded = ctypes.CDLL(os.fspath(path))
         declare(loaded, _FUNCTIONS)
+        locked = ctypes.PyDLL(os.fspath(path))
+        declare(locked, _LOCKED_FUNCTIONS)
     except (OSError, AttributeError) as reason:
         raise ImportError(
             f"{path}: expected Headrace's library, got: {reason}. Build the target headrace_python and put its "
@@ -157,10 +172,11 @@ def _load():
         ) from reason
     if loaded.hr_abi() != ABI:
         raise ImportError(f"{path}: expected version {ABI} of the interface, got {loaded.hr_abi()}")
-    return loaded
+    return loaded, locked
 
 
-library = _load()
+#: `locked` is the same library; a call of it keeps Python's lock.
+library, locked = _load()
 
 
 def version():

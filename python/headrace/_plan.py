@@ -9,7 +9,7 @@ import sys
 import weakref
 
 from ._library import Error, HrAttention, HrBatch, HrCall, HrLimits, HrRequestPlan, library
-from ._tensors import Borrowed
+from ._tensors import Borrowed, exchange_of, work_stream
 
 
 def _expect(name, value, kind, expected):
@@ -238,10 +238,13 @@ def workspace_bound(
     return bound.value
 
 
-def stream_handle(stream, device):
-    """A CUDA stream as a number: one given so or as an object of torch; None is torch's current one where torch is in
-    use, else the default stream."""
+def stream_handle(stream, device, tensor=None):
+    """A CUDA stream as a number: one given so or as an object of torch. None is the current one of the library that
+    owns the tensor, or of torch where that is in use, else the default stream."""
     if stream is None:
+        exchange = exchange_of(type(tensor))
+        if exchange is not None:
+            return work_stream(exchange, device.ordinal)
         torch = sys.modules.get("torch")
         return torch.cuda.current_stream(device.ordinal).cuda_stream if torch else 0
     return getattr(stream, "cuda_stream", stream)
@@ -285,25 +288,27 @@ def attend(
                  plan.kept_bytes(path) is not 0, and nothing changes elsewhere
     """
     _expect("plan", plan, Plan, "a headrace.Plan")
-    borrow = Borrowed()
-    tensors = borrow.each(
-        q=q,
-        kv_b_proj=kv_b_proj,
-        sink=sink,
-        cache=cache,
-        block_table=block_table,
-        query_start=query_start,
-        seq_len=seq_len,
-        index=index,
-        count=count,
-        out=out,
-        lse=lse,
-        workspace=workspace,
-    )
     call = HrCall(
-        **tensors,
         cache_scale=float(_expect("cache_scale", cache_scale, numbers.Real, "a number")),
-        stream=stream_handle(stream, plan.device) if plan.device else 0,
+        stream=stream_handle(stream, plan.device, q) if plan.device else 0,
         selection_kept=int(_expect("selection_kept", selection_kept, bool, "True or False")),
+    )
+    borrow = Borrowed()
+    borrow.fill(
+        call,
+        {
+            "q": q,
+            "kv_b_proj": kv_b_proj,
+            "sink": sink,
+            "cache": cache,
+            "block_table": block_table,
+            "query_start": query_start,
+            "seq_len": seq_len,
+            "index": index,
+            "count": count,
+            "out": out,
+            "lse": lse,
+            "workspace": workspace,
+        },
     )
     library.hr_attend(plan.handle, call)

@@ -13,7 +13,7 @@ import unittest
 import numpy as np
 
 import headrace
-from headrace import _bench
+from headrace import _bench, _plan
 
 RECORDINGS = pathlib.Path(__file__).resolve().parents[2] / "tests" / "data" / "recordings"
 PATHS = ("dense_mha", "masked_mha", "topk_mqa")
@@ -174,6 +174,60 @@ class Versioned:
         return new(ctypes.addressof(self.tensor), b"dltensor_versioned", None)
 
 
+class Lent(Versioned):
+    """An array of a library with DLPack's C exchange interface, as PyTorch's tensors have it. It has no capsules."""
+
+    lent = 0  # how often the interface was asked
+    refuses = False
+    stream = 0
+
+    FromObject = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+    WorkStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+    class Exchange(ctypes.Structure):
+        _fields_ = [
+            ("version", ctypes.c_uint32 * 2),
+            ("older", ctypes.c_void_p),
+            ("unused", ctypes.c_void_p * 3),
+            ("from_object", ctypes.c_void_p),
+            ("work_stream", ctypes.c_void_p),
+        ]
+
+    def __dlpack__(self, *, max_version, stream=None):
+        raise BufferError("capsules are the slow way")
+
+    @FromObject
+    def _from_object(tensor, to):
+        Lent.lent += 1
+        if Lent.refuses:
+            return -1
+        ctypes.memmove(to, ctypes.addressof(tensor.tensor) + Versioned.Tensor.data.offset, 48)
+        return 0
+
+    @WorkStream
+    def _work_stream(device_type, ordinal, to):
+        to[0] = Lent.stream + 100 * device_type + ordinal
+        return 0
+
+    @classmethod
+    def offer(cls, *versions):
+        """Tables of these versions, the later ones before the earlier; all but version 1 have no functions."""
+        cls.tables = []
+        for version in versions:
+            table = cls.Exchange((version, 3), ctypes.addressof(cls.tables[-1]) if cls.tables else None)
+            if version == 1:
+                table.from_object = ctypes.cast(cls._from_object, ctypes.c_void_p).value
+                table.work_stream = ctypes.cast(cls._work_stream, ctypes.c_void_p).value
+            cls.tables.append(table)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        new.restype = ctypes.py_object
+        return type(
+            "Offered", (cls,), {"__dlpack_c_exchange_api__": new(ctypes.addressof(cls.tables[-1]), EXCHANGE_NAME, None)}
+        )
+
+
+EXCHANGE_NAME = b"dlpack_exchange_api"  # a capsule keeps the address of its name
 SHAPES = [(9, 0), (1, 20), (6, 11), (3, 0)]
 
 
@@ -258,6 +312,49 @@ class Attend(Binding):
         }
         headrace.attend(plan, **versioned)
         np.testing.assert_array_equal(versioned["out"].array, arguments["out"])
+
+    def test_producers_of_the_exchange_interface(self):
+        case = Case(self.rng, SHAPES, rope=4, rule="opaque(7)")
+        types = {"f": (2, 32, 1), "i": (0, 32, 1), "u": (1, 8, 1)}
+        for versions in ((1,), (1, 2)):
+            with self.subTest(versions=versions):
+                plan = case.plan()
+                arguments = case.arguments(plan)
+                offered = Lent.offer(*versions)
+                tensors = {
+                    name: offered(a, type=types[a.dtype.kind]) if isinstance(a, np.ndarray) else a
+                    for name, a in arguments.items()
+                }
+                Lent.lent = 0
+                headrace.attend(plan, **tensors)
+                self.assertEqual(Lent.lent, sum(isinstance(a, np.ndarray) for a in arguments.values()))
+                expected_out, _ = oracle(case)
+                np.testing.assert_allclose(tensors["out"].array, expected_out, rtol=0, atol=2e-4)
+                with self.assertRaises(headrace.Error) as raised:
+                    headrace.attend(plan, **{**tensors, "kv_b_proj": None})
+                self.assertEqual(raised.exception.argument, "kv_b_proj")
+                Lent.refuses = True
+                with self.assertRaisesRegex(headrace.Error, "^q: .*refusal"):
+                    headrace.attend(plan, **tensors)
+                Lent.refuses = False
+                # Beside tensors of another library, everything goes by capsules.
+                with self.assertRaisesRegex(headrace.Error, "capsules are the slow way"):
+                    headrace.attend(plan, **{**tensors, "q": arguments["q"]})
+
+    def test_unknown_exchange_interfaces_are_not_asked(self):
+        case = Case(self.rng, SHAPES, rope=4, rule="none", selected=False)
+        plan = case.plan()
+        offered = Lent.offer(2)
+        tensors = {n: offered(a) if isinstance(a, np.ndarray) else a for n, a in case.arguments(plan).items()}
+        with self.assertRaisesRegex(headrace.Error, "capsules are the slow way"):
+            headrace.attend(plan, **tensors)
+
+    def test_stream_of_the_exchange_interface(self):
+        gpu = type("Gpu", (), {"ordinal": 3})
+        offered = Lent.offer(1)
+        Lent.stream = 7000
+        self.assertEqual(_plan.stream_handle(None, gpu, offered(np.zeros(1, np.float32))), 7203)
+        self.assertEqual(_plan.stream_handle(5, gpu, offered(np.zeros(1, np.float32))), 5)
 
     def test_tensors_are_given_back(self):
         case = Case(self.rng, SHAPES, rope=4, rule="opaque")
