@@ -70,6 +70,7 @@ TEST(NeededFlops, EachSegmentOfASplitRequestCountsAsItsPathDoes) {
   ASSERT_EQ(segments[0].path, Path::dense_mha);
   ASSERT_EQ(segments[1].path, Path::topk_mqa);
   std::vector<std::int32_t> count;
+  count.reserve(kTokens);
   for (std::int32_t position = 0; position < kTokens; ++position) {
     count.push_back(std::min<std::int32_t>(position + 1, kTopk));
   }

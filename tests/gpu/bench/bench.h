@@ -22,9 +22,10 @@ class Bench {
  public:
   Bench() : flush_(kFlushBytes) {
     fmt::print(
-        "TFLOP/s of attend: what the result needs, its paths' products with kv_b_proj and the selected pairs alone;\n"
-        "of kernel: what it multiplies, every row of a tile with every key of the union, padding included.\n"
-        "GB/s: what has to move at least; of lists, the selection that is read. -: no rate means anything there.\n"
+        "TFLOP/s of attend: what the result needs, which is the paths' products with\n"
+        "kv_b_proj, and the selected pairs of row and key. Of kernel: what it multiplies,\n"
+        "every row of a tile with every key of its union, padding included.\n"
+        "GB/s: what has to move at least; of lists, the selection's entries. -: no rate.\n"
         "within noise: the ranges between the quartiles meet.\n\n"
         "{:<64} {:>9} {:>19}  {:>15}\n",
         "what", "median us", "quartiles", "rate");
