@@ -51,7 +51,7 @@ mkdir -p "${out}"
 # header [FOLDER]: what was measured where, and with the code of which folder; tools/stale_results.sh reads the trees.
 header() {
   echo "${gpu/, /, driver }, commit ${revision[1]:0:7}"
-  sed -E 's/([^=,]+)=([^=,]+),?/"\1": "\2"\n/g' <<<"${revision[3]}" | grep -E "^\"(src/[a-z]+${1:+|$1})\""
+  sed -E 's/([^=,]+)=([^=,]+),?/"\1": "\2"\n/g' <<<"${revision[3]}" | sed -nE "\#^\"(src/[a-z]+${1:+|$1})\"#p"
 }
 
 # check COMMAND...: prints it and what it prints; says where it failed, and the rest goes on.

@@ -5,7 +5,8 @@ before each timing a look at sampled rows against float64.
 
     PYTHONPATH=build/cuda/python bench/peers.py --json bench/results/h200-peers.json
 
-A ratio keeps or misses its goal only where the quartiles agree on it (samples.py). Peers that cannot be imported, or refuse a problem, are said to be "not measured", with the reason.
+A ratio keeps or misses its goal only where the quartiles agree on it (samples.py). Peers that cannot be imported, or
+refuse a problem, are said to be "not measured", with the reason.
 """
 
 import argparse
@@ -267,7 +268,7 @@ def write_json(bench, options, failed):
         "machine": measure.machine(bench.torch_device),
         "peers": measure.peers(options.peer_versions),
         "definitions": {
-            "tflops": "scores and values of every causal pair, over the median; where that is all that is computed",
+            "tflops": "of scores and values of every causal pair; only of what computes these and nothing else",
             "ratios": report.LEGEND,
         },
         "headrace": headrace.__version__,

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/stale_results.sh and bench/revision.py in a repository made for it: which results are called STALE, and why."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -11,8 +12,15 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = ("src/attention", "src/cache", "src/selection")
+#: Whoever runs this may sign commits or have hooks.
+ENVIRONMENT = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 
 
+def run(command, folder):
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True, text=True)
+
+
+@unittest.skipUnless(shutil.which("git"), "there is no git")
 class StaleResults(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -32,7 +40,7 @@ class StaleResults(unittest.TestCase):
 
     def git(self, *arguments):
         identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
-        return subprocess.run(("git", *identity, *arguments), cwd=self.root, check=True, capture_output=True, text=True)
+        return run(("git", *identity, *arguments), self.root)
 
     def commit(self):
         self.git("add", "--all")
@@ -40,8 +48,7 @@ class StaleResults(unittest.TestCase):
 
     def trees(self):
         """{folder: id} as the option that revision.py prints has it."""
-        command = (sys.executable, "-B", "bench/revision.py")
-        printed = subprocess.run(command, cwd=self.root, check=True, capture_output=True, text=True).stdout
+        printed = run((sys.executable, "-B", "bench/revision.py"), self.root).stdout
         return dict(item.split("=") for item in printed.split()[3].split(","))
 
     def measure(self, name, folders):
@@ -52,7 +59,7 @@ class StaleResults(unittest.TestCase):
 
     def stale(self):
         """Lines about results, without the STALE before them."""
-        done = subprocess.run(("bash", "tools/stale_results.sh"), cwd=self.root, check=True, capture_output=True, text=True)
+        done = run(("bash", "tools/stale_results.sh"), self.root)
         self.assertEqual(done.stderr, "")
         return [line.removeprefix("STALE bench/results/") for line in done.stdout.splitlines()]
 
