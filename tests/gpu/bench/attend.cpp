@@ -59,7 +59,7 @@ std::span<bfloat16> values_of(Tensor& tensor) {
 /// A step's data on the host, which the oracle reads, and on the GPU.
 class Problem {
  public:
-  Problem(const std::shared_ptr<CudaDevice>& gpu, const Step& step) : gpu_(gpu), step_(step) {
+  Problem(std::shared_ptr<CudaDevice> gpu, const Step& step) : gpu_(std::move(gpu)), step_(step) {
     const Geometry& g = step.geometry;
     attention_.geometry = g;
     attention_.scale = 1.0 / std::sqrt(static_cast<double>(g.qk_head_dim()));
