@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks, medians, and what a measurement was made on."""
+"""Clocks, and what a measurement was made on."""
 
-import statistics
 import time
 
 import torch
 
+import versions
 from revision import output_of
 
 
@@ -41,24 +41,6 @@ class HostClock:
         pass
 
 
-def summary(times):
-    """Median and quartiles of some times."""
-    low, median, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else 3 * times
-    return {"median_ms": median, "quartile_ms": [low, high]}
-
-
-def interleaved(clock, runs, repetitions):
-    """Times each of {name: run} as often as asked, one after the other, so that all see the same clocks and the same
-    heat; the order turns with every round. {name: summary}"""
-    names = list(runs)
-    times = {name: [] for name in names}
-    for round_ in range(repetitions):
-        turn = round_ % len(names)
-        for name in names[turn:] + names[:turn]:
-            times[name].append(clock.time(runs[name]))
-    return {name: summary(t) for name, t in times.items()}
-
-
 def machine(device):
     """What the measurement ran on."""
     if device == "cpu":
@@ -71,3 +53,9 @@ def machine(device):
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
     }
+
+
+def peers(given):
+    """{peer: version} of the peers that are installed; `given` as in versions.py."""
+    own = {"cuDNN": versions.text_of_cudnn(torch.backends.cudnn.version()), "torch flash": f"torch {torch.__version__}"}
+    return {**{name: version for name, version in own.items() if version}, **versions.versions(given)}

@@ -4,10 +4,12 @@
 # Everything that wants a GPU, into the files of bench/results: checks against the oracle and by compute-sanitizer,
 # gpu_bench, the command line, the peers.
 #
-#   bench/on_gpu.sh [--binaries DIR] [--commit ID --trees LIST] OUT [checks|bench|command-line|peers]...
+#   bench/on_gpu.sh [--binaries DIR] [--commit ID --trees LIST] [--peer-version MODULE=VERSION]... OUT
+#                   [checks|bench|command-line|peers]...
 #
 #   --binaries         where gpu_tests, gpu_bench and headrace are (build/cuda/gpu)
 #   --commit, --trees  what is measured, as bench/revision.py prints it, for a machine without git
+#   --peer-version     of a peer's module that no installed package brings, for the results
 #   OUT                folder for the results
 #
 # Peers need PyTorch, and this library's Python package on PYTHONPATH. Fails where a check does.
@@ -16,16 +18,18 @@ cd "$(dirname "$0")/.." || exit 1
 
 binaries=build/cuda/gpu
 revision=()
+peer_versions=()
 while [[ ${1:-} == --* && $# -gt 1 ]]; do
   case $1 in
     --binaries) binaries=$2 ;;
     --commit | --trees) revision+=("$1" "$2") ;;
+    --peer-version) peer_versions+=("$1" "$2") ;;
     *) echo "on_gpu.sh: unknown option $1" >&2 && exit 2 ;;
   esac
   shift 2
 done
 if [[ ${1:--} == -* ]]; then
-  sed -n '7,13s/^# \{0,3\}//p' "$0" >&2
+  sed -n '7,15s/^# \{0,3\}//p' "$0" >&2
   exit 2
 fi
 out=$1
@@ -44,10 +48,10 @@ gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1
 card=$(sed -E 's/^NVIDIA //; s/[ ,].*//' <<<"${gpu}" | tr '[:upper:]' '[:lower:]')
 mkdir -p "${out}"
 
-# What was measured where; tools/stale_results.sh reads the trees.
+# header [FOLDER]: what was measured where, and with the code of which folder; tools/stale_results.sh reads the trees.
 header() {
   echo "${gpu/, /, driver }, commit ${revision[1]:0:7}"
-  sed -E 's/([^=,]+)=([^=,]+),?/"\1": "\2"\n/g' <<<"${revision[3]}" | sed '/^$/d'
+  sed -E 's/([^=,]+)=([^=,]+),?/"\1": "\2"\n/g' <<<"${revision[3]}" | sed -nE "\#^\"(src/[a-z]+${1:+|$1})\"#p"
 }
 
 # check COMMAND...: prints it and what it prints; says where it failed, and the rest goes on.
@@ -119,7 +123,7 @@ command_line() {
 }
 
 peers() {
-  check python3 -W ignore bench/peers.py "${revision[@]}" --json "${out}/${card}-peers.json"
+  check python3 -W ignore bench/peers.py "${revision[@]}" "${peer_versions[@]}" --json "${out}/${card}-peers.json"
 }
 
 failed=0
@@ -129,10 +133,10 @@ for part in "${parts[@]}"; do
     checks) { header && checks; } >"${file}" ;;
     bench)
       file=${out}/${card}-gpu_bench.txt
-      { header && check "${binaries}/gpu_bench"; } >"${file}"
+      { header tests/gpu/bench && check "${binaries}/gpu_bench"; } >"${file}"
       ;;
     command-line) { header && command_line; } >"${file}" ;;
-    peers) { header && peers; } >"${file}" ;;
+    peers) { header bench && peers; } >"${file}" ;;
   esac
   echo "${part}: ${SECONDS} s"
   ! grep -H '^failed' "${file}" || failed=1

@@ -5,7 +5,8 @@ before each timing a look at sampled rows against float64.
 
     PYTHONPATH=build/cuda/python bench/peers.py --json bench/results/h200-peers.json
 
-Peers that cannot be imported, or refuse a problem, are said to be "not measured", with the reason.
+A ratio keeps or misses its goal only where the quartiles agree on it (samples.py). Peers that cannot be imported, or
+refuse a problem, are said to be "not measured", with the reason.
 """
 
 import argparse
@@ -22,14 +23,18 @@ import torch
 
 import absorbed
 import contenders
+import goals
 import headrace
 import measure
+import report
 import revision
+import samples
+import versions
 from problem import POOL, TOLERANCE, TOPK, Problem, Shape, worst_row
 from topk import compare_topk
 
-# Batch, sequence length, heads, qk and v dims; then what FlashAttention-3 and cuDNN 9.19 took on an H200 (ms), from
-# which FlashAttention-3's time is estimated where it cannot be run: it is as far from cuDNN here as it was there.
+# Batch, sequence length, heads, qk and v dims; then what FlashAttention-3 and cuDNN 9.19 took on an H200 (ms), for an
+# estimate where FlashAttention-3 cannot be run (goals.py).
 DENSE = (
     (8, 2048, 16, 256, 256, 0.484, 0.527),
     (8, 2048, 64, 256, 256, 1.763, 1.897),
@@ -68,9 +73,10 @@ class Bench:
             if not self.on_cpu:
                 torch.cuda.empty_cache()
 
-    def measure(self, part, problem, makers, *, unselected=(), floors=(), selection=None):
+    def measure(self, part, problem, makers, *, unselected=(), floors=(), rated=(), selection=None):
         """Checks and times the contenders {name: maker} on a problem, and notes the case. Those in `unselected` attend
-        to every key; those in `floors` do not compute the layer's answer and are not checked."""
+        to every key; those in `floors` do not compute the layer's answer and are not checked; those in `rated` do
+        causal attention to every key and nothing else, so that its FLOPs over their time are a rate."""
         shape = problem.shape
         case = {"part": part, "case": f"{shape}{', ' + selection if selection else ''}", "contenders": {}, "ratios": {}}
         self.cases.append(case)
@@ -94,22 +100,24 @@ class Bench:
                 runs[name] = run
             except Exception as error:  # a peer that refuses a problem says so in its own way
                 entry["not_measured"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
-        for name, found in measure.interleaved(self.clock, runs, self.repetitions).items() if runs else ():
+        for name, found in samples.interleaved(self.clock, runs, self.repetitions).items() if runs else ():
             entry = case["contenders"][name]
             entry.update(found)
-            if problem.index is None or name in unselected:
+            if name in rated:
                 entry["tflops"] = shape.flops / found["median_ms"] / 1e9
         return case
 
-    def compare(self, case, what, numerator, denominator, *, factor=1.0, goal=None):
-        """Notes the ratio of two medians of a case, and what it may be at most."""
-        times = [case["contenders"].get(name, {}).get("median_ms") for name in (numerator, denominator)]
-        if None not in times:
-            case["ratios"][what] = {"value": times[0] / times[1] * factor, "goal": goal}
+    def compare(self, case, what, numerator, denominator, *, goal=None):
+        """Notes the ratio of two contenders of a case, and what it may be at most."""
+        entries = [case["contenders"].get(name, {}) for name in (numerator, denominator)]
+        ratio = samples.quotient(*entries, goal=goal)
+        if ratio:
+            case["ratios"][what] = ratio
 
-    def expect(self, case, what, value, goal):
+    def expect(self, case, what, value, goal, quartiles=None):
+        """Notes another number; `quartiles` are those of what it is the median of."""
         if value is not None:
-            case["ratios"][what] = {"value": value, "goal": goal}
+            case["ratios"][what] = {"value": value, "range": quartiles, "goal": goal}
 
 
 def dense(bench):
@@ -120,10 +128,9 @@ def dense(bench):
             "attend": contenders.attend(bench.device),
             **contenders.DENSE_PEERS,
         }
-        case = bench.measure("dense", problem, makers)
+        case = bench.measure("dense", problem, makers, rated=("kernel", *contenders.DENSE_PEERS))
         bench.compare(case, "kernel / cuDNN", "kernel", "cuDNN", goal=1.0)
-        bench.compare(case, "kernel / FA3 (estimate)", "kernel", "cuDNN", factor=cudnn_ms / fa3_ms, goal=1.15)
-        bench.compare(case, "kernel / FA3", "kernel", "flash_attn 3", goal=0.99)
+        case["ratios"].update(goals.fa3_ratios(case["contenders"], fa3_ms, cudnn_ms))
         del problem
         bench.free()
 
@@ -146,7 +153,9 @@ def masked(bench):
             "dense attend": lambda _, p=everything: contenders.attend(bench.device)(p),
         }
         unselected = ("dense kernel", "dense attend")
-        case = bench.measure("masked", problem, makers, unselected=unselected, selection="drift 0.9")
+        case = bench.measure(
+            "masked", problem, makers, unselected=unselected, rated=("dense kernel",), selection="drift 0.9"
+        )
         bench.compare(case, "masked / dense kernel", "masked kernel", "dense kernel", goal=1.10)
         bench.compare(case, "masked / dense attend", "masked attend", "dense attend", goal=1.10)
         del problem, everything, makers
@@ -179,7 +188,8 @@ def step(bench):
 
 def note_step(bench, case, problem, goal):
     case["paths"] = sorted({request.path for request in problem.attend(bench.device)[1].requests})
-    bench.expect(case, "attend, ms", case["contenders"]["attend"].get("median_ms"), goal)
+    attend = case["contenders"]["attend"]
+    bench.expect(case, "attend, ms", attend.get("median_ms"), goal, attend.get("quartile_ms"))
 
 
 def first_use(bench):
@@ -208,7 +218,8 @@ def first_use(bench):
         case = {"part": "first use", "case": f"20 new lengths, {path}", "contenders": {}, "ratios": {}}
         case.update(lengths=lengths, first_over_later=ratios, later_ms=run_ms)
         bench.cases.append(case)
-        bench.expect(case, "first / later, median", statistics.median(ratios), 1.2)
+        spread = samples.summary(ratios)
+        bench.expect(case, "first / later, median", spread["median_ms"], 1.2, spread["quartile_ms"])
         bench.expect(case, "first / later, worst", max(ratios), 2.0)
         bench.expect(case, "shortest run, ms", min(run_ms), None)
         del longest, arguments, workspace
@@ -249,64 +260,20 @@ def time_step(bench, problem, path, length, arguments, workspace):
 PARTS = {"dense": dense, "masked": masked, "topk": compare_topk, "step": step, "first_use": first_use}
 
 
-def table(rows):
-    """Text in columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
-        for row in rows
-    )
-
-
-def text_of_time(entry):
-    if "median_ms" not in entry:
-        return "-"
-    low, high = entry["quartile_ms"]
-    return f"{entry['median_ms']:.3f} [{low:.3f} {high:.3f}]"
-
-
-def text_of_ratio(ratio):
-    if ratio is None:
-        return "-"
-    value, goal = ratio["value"], ratio["goal"]
-    verdict = "" if goal is None else f" {'<=' if value <= goal else '>'} {goal:g}"
-    return f"{value:.3f}{verdict}"
-
-
-def report(cases):
-    """One table a part, then what was not measured and why."""
-    for part in dict.fromkeys(case["part"] for case in cases):
-        mine = [case for case in cases if case["part"] == part]
-        measured = [n for case in mine for n, entry in case["contenders"].items() if "median_ms" in entry]
-        names = list(dict.fromkeys(n for case in mine for n in case["contenders"] if n in measured))
-        ratios = list(dict.fromkeys(r for case in mine for r in case["ratios"]))
-        rows = [[f"{part}: median [quartiles], ms", *names, *ratios]]
-        for case in mine:
-            path = f" ({', '.join(case['paths'])})" if "paths" in case else ""
-            times = [text_of_time(case["contenders"].get(n, {})) for n in names]
-            rows.append([case["case"] + path, *times, *(text_of_ratio(case["ratios"].get(r)) for r in ratios)])
-        print("\n" + table(rows))
-        reasons = {}
-        for case in mine:
-            for name, entry in case["contenders"].items():
-                if "not_measured" in entry:
-                    reasons.setdefault((name, entry["not_measured"]), []).append(case["case"])
-        for (name, reason), where in reasons.items():
-            print(f"not measured: {name}, {'every case' if len(where) == len(mine) else '; '.join(where)}: {reason}")
-    errors = [e["worst_row"] for c in cases for e in c["contenders"].values() if "median_ms" in e and "worst_row" in e]
-    if errors:
-        print(f"\nworst sampled row of what was measured: {max(errors):.1e} (at most {TOLERANCE:g})")
-
-
 def write_json(bench, options, failed):
     git_commit, git_trees = revision.commit_and_trees()
     result = {
-        "schema": 1,
+        "schema": 2,
         "device": bench.torch_device,
         "machine": measure.machine(bench.torch_device),
+        "peers": measure.peers(options.peer_versions),
+        "definitions": {
+            "tflops": "of scores and values of every causal pair; only of what computes these and nothing else",
+            "ratios": report.LEGEND,
+        },
         "headrace": headrace.__version__,
         "commit": options.commit or git_commit,
-        "trees": options.trees or git_trees,
+        "trees": revision.for_peers(options.trees or git_trees),
         "repetitions": bench.repetitions,
         "failed_parts": failed,
         "results": bench.cases,
@@ -332,7 +299,17 @@ def parse_options():
         "--commit", metavar="ID", help="what is measured, where there is no git: bench/revision.py prints both options"
     )
     parser.add_argument("--trees", type=parse_trees, metavar="FOLDER=ID,...", help="likewise")
-    return parser.parse_args()
+    parser.add_argument(
+        "--peer-version",
+        action="append",
+        type=versions.parse_given,
+        default=[],
+        metavar="MODULE=VERSION",
+        help="of a peer's module that no installed package brings, for the results",
+    )
+    options = parser.parse_args()
+    options.peer_versions = dict(options.peer_version)
+    return options
 
 
 def main():
@@ -343,6 +320,7 @@ def main():
     bench = Bench(options)
     machine = measure.machine(bench.torch_device)
     print(", ".join(f"{key} {value}" for key, value in machine.items()), f"{bench.repetitions} repetitions", sep=", ")
+    print("peers:", "; ".join(f"{peer}: {version}" for peer, version in measure.peers(options.peer_versions).items()))
     failed = []
     with torch.no_grad():
         for name in options.only or PARTS:
@@ -356,7 +334,7 @@ def main():
             bench.free()
             if options.json:
                 write_json(bench, options, failed)
-    report(bench.cases)
+    print("\n" + report.text_of(bench.cases, TOLERANCE))
     if failed:
         print(f"failed: {', '.join(failed)} (see above)")
     return 1 if failed else 0

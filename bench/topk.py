@@ -3,6 +3,7 @@
 
 import absorbed
 import contenders
+import goals
 from problem import POOL, TOPK, Problem
 
 # Batch, new tokens, context, selection, heads; what FlashMLA padded to 64 heads took on an H200 with lengths (ms), and
@@ -59,7 +60,8 @@ def compare_topk(bench):
             }
             what = "every key" if selection == "local" else selection.replace(":", " ")
             case = bench.measure("topk", problem, makers, floors=(FLOOR,), selection=f"{what}, d_qk {d_qk}")
-            note_goal(bench, case, flash_mla_ms, goal_ms)
+            times = (case["contenders"][name] for name in (PACKED, "flash_mla"))
+            case["ratios"].update(goals.packed_ratios(*times, flash_mla_ms, goal_ms))
             bench.compare(case, "packed / flash_mla", PACKED, "flash_mla", goal=1.0)
             bench.compare(case, "attend / (flash_mla + projections)", WHOLE, WHOLE_PEER, goal=1.0)
             note_best_peer(bench, case)
@@ -73,20 +75,6 @@ def make_problem(bench, shape, selection):
     topk = bench.scaled(TOPK)
     rule = f"kpool({topk}, {POOL}, tail)" if selection.startswith("pooled") else f"lightning({topk})"
     return Problem(shape, bench.torch_device, rule=rule, selection=selection, topk=topk)
-
-
-def note_goal(bench, case, flash_mla_ms, goal_ms):
-    """Ours over the goal, which is as much of FlashMLA's time in this run as it was of the table's. Where FlashMLA was
-    not measured the goal stands as it is, in milliseconds of another card, and the ratio's name says so."""
-    if goal_ms is None:
-        return
-    ours, here = (case["contenders"][name].get("median_ms") for name in (PACKED, "flash_mla"))
-    if ours is None:
-        return
-    if here is None:
-        bench.expect(case, "packed / goal, unscaled", ours / goal_ms, 1.0)
-    else:
-        bench.expect(case, "packed / goal", ours / (goal_ms * here / flash_mla_ms), 1.0)
 
 
 def note_best_peer(bench, case):

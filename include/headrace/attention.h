@@ -27,11 +27,11 @@ struct Inputs {
   CacheView cache;  ///< this step's tokens already appended
   Requests requests;
   Selection selection;  ///< may be empty where the plan's rule covers every row
-  /// The caller's word that this is another layer with the same selection: selection, lengths, block table, page size
-  /// and workspace are those of the previous call with this plan on this stream (in a graph: of a call before it in the
-  /// same graph), and nothing else has written to the workspace since. What a path made of the selection is then not
-  /// made again, if plan.kept_bytes(path) is not 0; for other paths it changes nothing. Where the word is not kept,
-  /// rows are wrong, but nothing outside the views is read or written.
+  /// The caller's word that this is another layer with the same selection. It means that selection, lengths, block
+  /// table, page size and workspace are those of the previous call with this plan on this stream (in a graph: of an
+  /// earlier call in the same graph), and that nothing else has written to the workspace since. A path whose
+  /// plan.kept_bytes(path) is not 0 then uses again what it made of the selection; other paths ignore the word. If the
+  /// word is false, rows are wrong, but nothing outside the views is read or written.
   bool selection_kept = false;
 };
 

@@ -37,8 +37,8 @@ struct BasicCacheView {
   std::int64_t page_stride = 0;  ///< bytes from a page to the next, at least what its rows take
   std::int64_t row_stride = 0;   ///< bytes from a token to the next, >= the row's bytes
   float scale = 1.0F;            ///< fp8 only: value = e4m3 * scale; finite and > 0
-  std::int64_t row_bytes = 0;    ///< bytes of a row that are its own; 0: the least the format needs. NoPE in fp8_ds_mla
-                                 ///< rows of 656 bytes says 656 here; what lies between rows is never written.
+  std::int64_t row_bytes = 0;  ///< bytes of a row that are its own; 0: the least the format needs. Say 656 for NoPE in
+                               ///< fp8_ds_mla rows of 656 bytes. What lies between rows is never written.
 
   [[nodiscard]] std::int64_t num_slots() const noexcept { return num_pages * page_size; }
   /// The row of a slot in [0, num_slots()).

@@ -86,7 +86,7 @@ struct Segment {
   Path path = Path::topk_mqa;
 };
 
-/// A path that was not taken (or was): its predicted time for the whole request, or the reasons it cannot run.
+/// What a path would take for the whole request, or the reasons why it cannot run.
 struct Alternative {
   Path path = Path::topk_mqa;
   double predicted_ms = 0.0;  ///< meaningless when `unmet` is not empty
@@ -124,9 +124,10 @@ class HEADRACE_EXPORT Plan {
   /// Made from exact lengths (Batch::exact): `attend` then takes no others.
   [[nodiscard]] bool exact() const noexcept { return exact_; }
   [[nodiscard]] const Blocking& blocking(Path path) const noexcept { return blocking_[static_cast<std::size_t>(path)]; }
-  /// Bytes of the workspace in which what a path makes of a selection outlasts a call, for another layer with the same
-  /// selection (Inputs::selection_kept): union lists of topk_mqa and bit masks of masked_mha, on a GPU. 0 where they do
-  /// not all fit in at once, or other paths' work needs their room to stay within the workspace limit.
+  /// Bytes of the workspace that keep what a path made of a selection after the call: on a GPU the union lists of
+  /// topk_mqa and the bit masks of masked_mha. Another layer with the same selection may use them
+  /// (Inputs::selection_kept). 0 where not all of them exist at once, or where the workspace limit has no room for them
+  /// beside the other paths' work.
   [[nodiscard]] std::int64_t kept_bytes(Path path) const noexcept {
     return kept_bytes_[static_cast<std::size_t>(path)];
   }
@@ -136,13 +137,13 @@ class HEADRACE_EXPORT Plan {
   /// The whole decision as text, one block a request.
   [[nodiscard]] std::string explain() const;
 
-  /// Makes the plan that of a later batch: as many requests, none longer than when the plan was made. Which rows take
-  /// which path, blocking and workspace stay as they were decided then; requests(), with the rows that read the
-  /// selection and the predicted times, exact() and explain() become those of the later lengths, and `attend` takes
-  /// these, or less where they are bounds. A plan may be refreshed any number of times, to shorter lengths and to
-  /// longer ones again.
-  /// @throws Error naming the request that is longer than the plan was made for or no longer covered on a path that
-  ///         needs it; the plan is unchanged then
+  /// Makes this the plan of a later batch, with as many requests, none longer than the plan was made for. Which rows
+  /// take which path, the blocking and the workspace stay. requests(), with the rows that read the selection and the
+  /// predicted times, exact() and explain() become those of the later lengths. `attend` then takes these lengths, or
+  /// less where they are bounds. A plan may be refreshed any number of times, to shorter lengths and to longer ones
+  /// again.
+  /// @throws Error naming a request that is longer than the plan was made for, or that is no longer covered on a path
+  ///         that needs it; the plan is unchanged then
   void refresh(const Batch& later);
 
  private:
@@ -166,10 +167,10 @@ class HEADRACE_EXPORT Plan {
 [[nodiscard]] HEADRACE_EXPORT Plan plan(const Attention& attention, const Batch& batch, const Limits& limits = {},
                                         const Hints& hints = {});
 
-/// Bytes of workspace that are enough for the plan of every batch within limits.max_tokens and limits.max_seq_len,
-/// which must be stated: what an engine reserves once. No path needs more than it. A batch has at most
-/// limits.max_requests requests or, where that is not stated, limits.max_tokens: an engine that pads its batches with
-/// requests without query tokens states it.
+/// What an engine reserves once: bytes of workspace that are enough for the plan of every batch within
+/// limits.max_tokens and limits.max_seq_len, which must be stated. A batch has at most limits.max_requests requests.
+/// Where that is not stated it is limits.max_tokens, so an engine that pads its batches with requests without query
+/// tokens states it.
 /// @throws Error when a limit is not stated, or limits.workspace_bytes is below what some path needs at least
 [[nodiscard]] HEADRACE_EXPORT std::int64_t workspace_bound(const Attention& attention, const Limits& limits);
 

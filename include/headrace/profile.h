@@ -9,8 +9,8 @@
 
 namespace headrace {
 
-/// Rates of a device, measured or nominal, from which times are predicted. All but the bandwidth are of one thread, in
-/// one compute dtype.
+/// Rates of a device, from which times are predicted: measured, or assumed ("nominal"). Each is of one thread in one
+/// compute dtype; the bandwidth is of all threads together.
 struct HEADRACE_EXPORT Profile {
   std::string name;  ///< what was measured: "nominal", or the processor and the instruction set in use
   DType compute = DType::bfloat16;
@@ -20,26 +20,28 @@ struct HEADRACE_EXPORT Profile {
   double mqa_gflops = 0.0;        ///< attention over gathered latents, without the gathering
   double gather_mkeys = 0.0;      ///< latents of 512 values gathered from the cache, 1e6 a second
   double mask_gkeys = 0.0;        ///< selection entries read and mask words written, 1e9 a second
-  double bandwidth_gbytes = 0.0;  ///< memory, all threads together
+  double bandwidth_gbytes = 0.0;  ///< of memory, 1e9 bytes a second
 
   /// What the library assumes of a CPU that was not measured.
   [[nodiscard]] static Profile nominal_cpu(DType compute);
-  /// What the library assumes of an sm_90 GPU, the whole of it as one thread: rates measured on an H200
-  /// (docs/performance.md), except mqa_gflops, which is what its kernel is meant to reach.
+  /// What the library assumes of an sm_90 GPU, which counts as one thread: about what was measured on an H200
+  /// (docs/performance.md).
   [[nodiscard]] static Profile nominal_cuda();
   /// Throws Error unless every rate is finite and > 0.
   void validate() const;
 };
 
-/// Measures this machine: runs each path on small problems and solves for the rates. Takes a second or two.
+/// Measures this machine: runs each path on small problems and solves for the rates, in two or three rounds. That takes
+/// some seconds on an idle machine, and longer on a busy one. Where rounds do not agree, or a kernel's rate is beyond
+/// belief, the result is nominal_cpu, and its name says so.
 /// @param threads  0: as many as the machine has
 [[nodiscard]] HEADRACE_EXPORT Profile measure_profile(DType compute, int threads);
 
-/// A profile as JSON, {"schema": 1, ...}; the file is replaced at once or not at all.
+/// Writes a profile as JSON, {"schema": 2, ...}. The file is replaced as a whole or not at all.
 /// @throws Error when it cannot be written
 HEADRACE_EXPORT void save_profile(const Profile& profile, const std::filesystem::path& file);
 
-/// @throws Error when it cannot be read, is no profile, or a rate is not positive
+/// @throws Error when the file cannot be read, is no profile of schema 2, or has a rate that is not positive
 [[nodiscard]] HEADRACE_EXPORT Profile load_profile(const std::filesystem::path& file);
 
 /// The name a measurement on this machine gets: processor and instruction set.

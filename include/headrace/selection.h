@@ -13,7 +13,7 @@ namespace headrace {
 enum class SelectionSpace : std::uint8_t {
   request_position,  ///< position in the request, causal
   cache_slot,        ///< page * page_size + row of the flat cache; not causal. A slot that holds none of the request's
-                     ///< own keys [0, seq_len) is out of range and ignored, like any other.
+                     ///< own keys [0, seq_len) is out of range, and so ignored.
 };
 
 /// For each query token the keys it attends to. Order means nothing and a repeated entry counts once; entries that are
@@ -25,8 +25,8 @@ struct Selection {
   SelectionSpace space = SelectionSpace::request_position;
 };
 
-/// What is known of a selection without reading it: which rows it is sure to cover, that is, to select every causal
-/// key.
+/// What is known of a selection without reading it: for which rows it is sure to select every causal key. Those rows
+/// are called covered.
 class HEADRACE_EXPORT SelectionRule {
  public:
   enum class Kind : std::uint8_t { none, lightning, kpool, opaque };

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "attention/oracle.h"
 #include "bench.h"
@@ -52,7 +59,7 @@ std::span<bfloat16> values_of(Tensor& tensor) {
 /// A step's data on the host, which the oracle reads, and on the GPU.
 class Problem {
  public:
-  Problem(const std::shared_ptr<CudaDevice>& gpu, const Step& step) : gpu_(gpu), step_(step) {
+  Problem(std::shared_ptr<CudaDevice> gpu, const Step& step) : gpu_(std::move(gpu)), step_(step) {
     const Geometry& g = step.geometry;
     attention_.geometry = g;
     attention_.scale = 1.0 / std::sqrt(static_cast<double>(g.qk_head_dim()));
@@ -109,6 +116,9 @@ class Problem {
            {View<bfloat16>(out_.data(), {tokens_, g.num_heads, g.v_head_dim}), {}},
            {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, stream);
   }
+
+  /// Keys that each query token selects; empty: every causal one.
+  [[nodiscard]] std::span<const std::int32_t> count() const noexcept { return count_; }
 
   /// The worst relative error of rows spread over the step.
   [[nodiscard]] double worst_row() const {
@@ -208,14 +218,17 @@ class Problem {
   DeviceArray<bfloat16> out_;
 };
 
-/// FLOPs of every causal pair.
-double causal_flops(const Step& step) {
-  const Geometry& g = step.geometry;
-  double pairs = 0.0;
-  for (const std::int32_t n : step.query_len) {
-    pairs += 0.5 * n * (n + 1.0);
+/// The paths that a plan takes, in the order in which they first occur.
+std::string paths_of(const Plan& made) {
+  std::vector<std::string_view> names;
+  for (const RequestPlan& request : made.requests()) {
+    for (const Segment& segment : request.segments) {
+      if (std::find(names.begin(), names.end(), name_of(segment.path)) == names.end()) {
+        names.push_back(name_of(segment.path));
+      }
+    }
   }
-  return 2.0 * pairs * static_cast<double>(g.num_heads * (g.qk_head_dim() + g.v_head_dim));
+  return fmt::format("{}", fmt::join(names, " + "));
 }
 
 bool bench_step(const Bench& bench, const std::shared_ptr<CudaDevice>& gpu, const Step& step,
@@ -225,7 +238,7 @@ bool bench_step(const Bench& bench, const std::shared_ptr<CudaDevice>& gpu, cons
   const Plan made = problem.make_plan(force);
   const DeviceBuffer workspace(made.workspace_bytes());
   workspace.fill(std::byte{0xff});
-  bench.time(fmt::format("attend {}, {}", step.name, name_of(made.requests()[0].path)), 0.0, causal_flops(step),
+  bench.time(fmt::format("attend {}, {}", step.name, paths_of(made)), 0.0, needed_flops(made, problem.count()),
              [&](Stream stream) { problem.run(made, workspace, stream); });
   const double worst = problem.worst_row();
   fmt::print("    workspace {:.0f} MiB, worst sampled row {:.1e}{}\n",

@@ -3,32 +3,40 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/memory.h"
 #include "device/cuda/stream.h"
 #include "device/cuda/timer.h"
+#include "measured.h"
 
 namespace headrace::bench {
 
-/// Times work on a stream: medians, each run with none of its data in the L2 cache.
+/// Times work on a stream, each run with none of its data in the L2 cache.
 class Bench {
  public:
   Bench() : flush_(kFlushBytes) {
-    fmt::print("{:<56} {:>9} {:>9} {:>9}  {}\n", "what", "median us", "lowest", "rate", "");
+    fmt::print(
+        "TFLOP/s of attend: what the result needs, which is the paths' products with\n"
+        "kv_b_proj, and the selected pairs of row and key. Of kernel: what it multiplies,\n"
+        "every row of a tile with every key of its union, padding included.\n"
+        "GB/s: what has to move at least; of lists, the selection's entries. -: no rate.\n"
+        "within noise: the ranges between the quartiles meet.\n\n"
+        "{:<64} {:>9} {:>19}  {:>15}\n",
+        "what", "median us", "quartiles", "rate");
   }
 
   [[nodiscard]] Stream stream() const { return stream_; }
 
   /// @param bytes  that have to move, or 0
   /// @param flops  that have to be done, or 0
-  /// @return the median in microseconds
-  double time(const std::string& what, double bytes, double flops, const std::function<void(Stream)>& work) const {
+  /// @return microseconds
+  Quartiles time(const std::string& what, double bytes, double flops, const std::function<void(Stream)>& work) const {
     work(stream_);
     std::vector<double> us;
     for (int i = 0; i < kRepetitions; ++i) {
@@ -38,13 +46,11 @@ class Bench {
       timer_.stop(stream_);
       us.push_back(1e3 * timer_.milliseconds());
     }
-    std::sort(us.begin(), us.end());
-    const double median = us[us.size() / 2];
-    const std::string rate = flops > 0.0 ? fmt::format("{:9.1f}  TFLOP/s", flops / median / 1e6)
-                                         : fmt::format("{:9.1f}  GB/s", bytes / median / 1e3);
-    fmt::print("{:<56} {:>9.1f} {:>9.1f} {}\n", what, median, us.front(), rate);
+    const Quartiles found = quartiles_of(std::move(us));
+    fmt::print("{:<64} {:>9.1f} {:>19}  {:>15}\n", what, found.median,
+               fmt::format("{:.1f} - {:.1f}", found.low, found.high), rate_text(bytes, flops, found.median));
     std::fflush(stdout);
-    return median;
+    return found;
   }
 
  private:

@@ -147,8 +147,8 @@ class Data {
 /// Lists and kernel for so many heads, apart and together.
 /// @param rows  where the keys lie
 /// @return what both take, in microseconds
-double bench_heads(const Bench& bench, const Data& data, const KeyRows& rows, std::int64_t heads, const char* note,
-                   int multiprocessors) {
+Quartiles bench_heads(const Bench& bench, const Data& data, const KeyRows& rows, std::int64_t heads, const char* note,
+                      int multiprocessors) {
   const Step& step = data.step();
   const std::int64_t group = attention::mqa::group_of(heads);
   const std::int64_t num_tiles = attention::mqa::most_tiles(step.queries, group);
@@ -201,14 +201,14 @@ double bench_heads(const Bench& bench, const Data& data, const KeyRows& rows, st
   const double flops = parts * blocks * 2.0 * 64.0 * 64.0 * width;
   const double read = static_cast<double>(step.queries * data.width()) * 4.0;
   const std::string name = fmt::format("{}, {} heads{}", step.name(), heads, note);
-  const double built = bench.time("lists   " + name, read, 0.0,
-                                  [&](Stream stream) { attention::mqa::build_union_lists(list_pass, stream); });
-  const double launched = bench.time("kernel  " + name, 0.0, flops, [&](Stream stream) {
+  const Quartiles built = bench.time("lists   " + name, read, 0.0,
+                                     [&](Stream stream) { attention::mqa::build_union_lists(list_pass, stream); });
+  const Quartiles launched = bench.time("kernel  " + name, 0.0, flops, [&](Stream stream) {
     attention::mqa::sm90::launch(pass, multiprocessors, stream);
   });
-  const double both = built + launched;
-  fmt::print("    both {:.3f} ms, {:.0f} keys a tile of {}, {:.4f} ns a tile and key\n", both / 1e3,
-             blocks * 64.0 / static_cast<double>(num_tiles), group, both * 1e3 / (blocks * 64.0));
+  const Quartiles both = built + launched;
+  fmt::print("    both {:.3f} ms, {:.0f} keys a tile of {}, {:.4f} ns a tile and key\n", both.median / 1e3,
+             blocks * 64.0 / static_cast<double>(num_tiles), group, both.median * 1e3 / (blocks * 64.0));
   return both;
 }
 
@@ -217,7 +217,7 @@ void bench_formats(const Bench& bench, std::int64_t rope, int multiprocessors) {
   constexpr std::int64_t kHeads = 16;
   const Step step{16384, 0, "drift:0.9", rope};
   const Data bfloat16_data(step, CacheFormat::bfloat16);
-  const double plain = bench_heads(bench, bfloat16_data, bfloat16_data.keys(), kHeads, "", multiprocessors);
+  const Quartiles plain = bench_heads(bench, bfloat16_data, bfloat16_data.keys(), kHeads, "", multiprocessors);
   const Geometry geometry{kHeads, kRank, 128, step.rope, 128};
   const DeviceArray<bfloat16> rows(step.keys() * geometry.latent_dim());
   const DeviceArray<std::int64_t> first_row(std::vector<std::int64_t>{0});
@@ -233,15 +233,15 @@ void bench_formats(const Bench& bench, std::int64_t rope, int multiprocessors) {
   for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
     const Data data(step, format);
     const std::string name(name_of(format));
-    const double direct = bench_heads(bench, data, data.keys(), kHeads, (", " + name).c_str(), multiprocessors);
-    const double conversion = bench.time("convert " + name, 0.0, 0.0, [&](Stream stream) {
+    const Quartiles direct = bench_heads(bench, data, data.keys(), kHeads, (", " + name).c_str(), multiprocessors);
+    const Quartiles conversion = bench.time("convert " + name, 0.0, 0.0, [&](Stream stream) {
       cache::cuda::gather(geometry, format, data.cache(), data.requests(),
                           View<const cache::cuda::KeyRun>(runs.data(), {1}), latent, rope_key, stream);
     });
-    const double converted =
+    const Quartiles converted =
         bench_heads(bench, data, converted_rows, kHeads, (", converted " + name).c_str(), multiprocessors);
-    fmt::print("    {}, d_qk {}: {:.3f} of bf16 gathered directly, {:.3f} converted first\n", name, kRank + rope,
-               direct / plain, (conversion + converted) / plain);
+    fmt::print("    {}, d_qk {}, of bf16: {} gathered directly; {} converted first\n", name, kRank + rope,
+               ratio_text(direct, plain), ratio_text(conversion + converted, plain));
   }
 }
 
