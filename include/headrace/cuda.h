@@ -49,8 +49,9 @@ class HEADRACE_EXPORT CudaDevice {
 /// `attend` for a plan made with Limits.device.cuda. Every view is on that GPU's memory, in bfloat16; it is current
 /// when the call is made. Queues work on `stream` and returns: allocates nothing, waits for nothing, and can be
 /// captured in a CUDA graph. Lengths, block table and selection are read on the GPU when the work runs; what lies
-/// outside the plan's bounds, the cache or a request is ignored as the contract says. q may have more rows than the
-/// requests have tokens; the rows of `out` beyond those then hold anything.
+/// outside the plan's bounds, the cache or a request is ignored as the contract says: whatever they hold, nothing
+/// outside the views is read or written. q may have more rows than the requests have tokens; the rows of `out` beyond
+/// those then hold anything.
 /// @param workspace  of at least plan.workspace_bytes(), on the GPU, aligned to 256 bytes; one serves every layer of a
 ///                   stream
 /// @throws Error when a view's shape, dtype or stride does not suit the plan, or CUDA reports an error

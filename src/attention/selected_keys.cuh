@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attention/mha/bit_mask_cuda.h"
+#include "cache/request_rows.h"
 #include "headrace/error.h"
 #include "headrace/requests.h"
 #include "headrace/selection.h"
@@ -59,7 +60,7 @@ struct SelectedKeys {
   std::int64_t index_row_stride;
   std::int64_t index_stride;
   std::int64_t count_stride;
-  std::int64_t tokens;
+  std::int32_t tokens;
   std::int32_t width;
   const std::int32_t* query_start;
   const std::int32_t* seq_len;
@@ -79,15 +80,15 @@ struct SelectedKeys {
     return index_stride == 1 && index_row_stride % 4 == 0 &&
            reinterpret_cast<std::uintptr_t>(index) % alignof(int4) == 0;
   }
-  /// The first query token of a request: of the next one, where this one's end.
-  [[nodiscard]] __device__ std::int32_t first_token(std::int64_t request) const {
-    return query_start[request * query_start_stride];
+  /// The query rows of a request.
+  [[nodiscard]] __device__ cache::RequestRows rows_of(std::int64_t request) const {
+    return cache::request_rows(query_start[request * query_start_stride],
+                               query_start[(request + 1) * query_start_stride], seq_len[request * seq_len_stride],
+                               tokens);
   }
   [[nodiscard]] __device__ std::int32_t keys_of(std::int64_t request) const {
-    return seq_len[request * seq_len_stride];
+    return cache::request_keys(seq_len[request * seq_len_stride]);
   }
-  /// False where lengths are so wrong that the selection has no such row.
-  [[nodiscard]] __device__ bool has_row(std::int64_t token) const { return token >= 0 && token < tokens; }
 };
 
 /// Throws Error{name, expected, actual} unless `well`.
@@ -105,7 +106,8 @@ inline SelectedKeys::SelectedKeys(const SelectionRule& rule, const Selection& se
       index_row_stride(selection.index.stride(0)),
       index_stride(selection.index.stride(1)),
       count_stride(selection.count.stride(0)),
-      tokens(selection.index.empty() ? std::numeric_limits<std::int64_t>::max() : selection.index.dim(0)),
+      tokens(selection.index.empty() ? std::numeric_limits<std::int32_t>::max()
+                                     : cache::as_length(selection.index.dim(0))),
       width(static_cast<std::int32_t>(selection.index.dim(1))),
       query_start(requests.query_start.data()),
       seq_len(requests.seq_len.data()),

@@ -95,16 +95,16 @@ class Row {
  public:
   Row(const Pass& pass, const RequestSpan& span, std::int32_t request, std::int64_t number)
       : pass_(pass), span_(span), number_(number) {
-    const std::int32_t first_token = pass.query_start[request];
-    const std::int32_t query_len = pass.query_start[request + 1] - first_token;
     const std::int32_t seq_len = pass.seq_len[request];
-    const std::int64_t context = seq_len - query_len;
-    const std::int64_t position = std::max<std::int64_t>(span.rows_begin, context) + span.first_row + number;
-    exists_ = number < span.row_count && position < std::min(span.rows_end, seq_len);
-    token_ = first_token + position - context;
-    keys_ = std::max(0, std::min(span.keys_end, seq_len) - span.keys_begin);
+    const cache::RequestRows row =
+        rows_of(span, cache::request_rows(pass.query_start[request], pass.query_start[request + 1], seq_len,
+                                          cache::as_length(pass.query.rows)))
+            .slice(static_cast<std::int32_t>(number), 1);
+    exists_ = row.count() > 0;
+    token_ = row.token();
+    keys_ = std::max(0, std::min(span.keys_end, cache::request_keys(seq_len)) - span.keys_begin);
     if (pass.causal) {
-      keys_ = std::clamp<std::int64_t>(position + 1 - span.keys_begin, 0, keys_);
+      keys_ = std::clamp<std::int64_t>(std::int64_t{row.begin} + 1 - span.keys_begin, 0, keys_);
     }
   }
 

@@ -96,11 +96,8 @@ struct MaskParams {
 /// What a block works on, found by whichever thread holds the request that owns its rows.
 struct BlockWork {
   std::int32_t request;
-  std::int32_t row;      // the block's first row among the span's query rows
-  std::int32_t rows;     // query rows of the span
-  std::int32_t begin;    // position of the span's first query row
-  std::int32_t context;  // keys before the request's first query token
-  std::int32_t token;    // of the request's first query token
+  std::int32_t row;         // the block's first row among the span's query rows
+  cache::RequestRows rows;  // of the span
   std::int32_t key_begin;
   std::int32_t key_end;
 };
@@ -110,18 +107,11 @@ __device__ bool find_work(const MaskParams& p, std::int64_t mask_row, BlockWork&
   bool any = false;
   for (std::int64_t b = threadIdx.x; b < p.selected.num_requests; b += kThreads) {
     const RequestSpan span = p.spans[b];
-    const std::int32_t token = p.selected.first_token(b);
-    const std::int32_t query_len = p.selected.first_token(b + 1) - token;
-    const std::int32_t seq_len = p.selected.keys_of(b);
-    const std::int32_t context = seq_len - query_len;
-    const std::int32_t begin = max(span.rows_begin, context) + span.first_row;
-    const std::int32_t rows = min(span.row_count, min(span.rows_end, seq_len) - begin);
+    const cache::RequestRows rows = mha::sm90::rows_of(span, p.selected.rows_of(b));
     const std::int64_t row = mask_row - span.first_slice_row;
-    constexpr std::int32_t kTile = static_cast<std::int32_t>(kQueryTile);
-    if (rows > 0 && row >= 0 && row < (static_cast<std::int64_t>(rows) + kTile - 1) / kTile * kTile) {
-      found = {
-          static_cast<std::int32_t>(b), static_cast<std::int32_t>(row), rows, begin, context, token, span.keys_begin,
-          min(span.keys_end, seq_len)};
+    if (row >= 0 && row < (rows.count() + kQueryTile - 1) / kQueryTile * kQueryTile) {
+      found = {static_cast<std::int32_t>(b), static_cast<std::int32_t>(row), rows, span.keys_begin,
+               min(span.keys_end, p.selected.keys_of(b))};
       any = true;
     }
   }
@@ -177,12 +167,13 @@ __global__ void __launch_bounds__(kThreads) bit_mask_kernel(const MaskParams p) 
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 
   const std::int32_t row = work.row + warp;
-  const std::int32_t position = work.begin + row;
-  const std::int64_t token = static_cast<std::int64_t>(work.token) + position - work.context;
-  const bool exists = row < work.rows && p.selected.has_row(token);
+  const std::int64_t position = std::int64_t{work.rows.begin} + row;
+  const std::int64_t token = std::int64_t{work.rows.token()} + row;
+  const bool exists = row < work.rows.count();
   const bool covered = exists && p.selected.coverage.covers(position);
   const std::int64_t window_begin = static_cast<std::int64_t>(work.key_begin) + std::int64_t{first_tile} * kKeyTile;
-  const std::int64_t visible_end = covered || !kSlots ? min(work.key_end, position + 1) : work.key_end;
+  const std::int64_t visible_end =
+      covered || !kSlots ? min(std::int64_t{work.key_end}, position + 1) : std::int64_t{work.key_end};
   const std::int64_t visible = min(std::int64_t{tiles} * kKeyTile, exists ? visible_end - window_begin : 0);
   const RowBits<kKeyTile, static_cast<int>(kMaskWords)> bits(reinterpret_cast<std::uint32_t*>(window + warp * pitch),
                                                              static_cast<std::uint32_t>(window_begin),

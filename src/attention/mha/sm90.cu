@@ -181,6 +181,7 @@ void launch_kernel(const Pass& pass, int multiprocessors, Stream stream) {
   p.lse = pass.lse;
   p.lse_row_stride = pass.lse_row_stride;
   p.sink = pass.sink;
+  p.tokens = cache::as_length(pass.query.rows);
   p.num_tiles = static_cast<std::int32_t>(pass.num_tiles);
   p.heads = static_cast<std::int32_t>(g.num_heads);
   p.total = p.num_tiles * p.heads;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/request_rows.h"
 #include "device/cuda/stream.h"
 #include "headrace/geometry.h"
 
@@ -29,6 +30,12 @@ struct RequestSpan {
   std::int64_t first_key = 0;        ///< row of the packed keys that holds position keys_begin
   std::int64_t first_slice_row = 0;  ///< row of the mask, and of earlier results, that belongs to row first_row
 };
+
+/// The rows of a span among those that its request has: number i of them is row first_row + i.
+[[nodiscard]] HEADRACE_HOST_DEVICE constexpr cache::RequestRows rows_of(const RequestSpan& span,
+                                                                        const cache::RequestRows& of_request) noexcept {
+  return of_request.within(span.rows_begin, span.rows_end).slice(span.first_row, span.row_count);
+}
 
 /// One tile of query rows, for every head: rows first_row + [tile * kQueryTile, ...) of a request's span.
 struct QueryTile {
@@ -77,7 +84,7 @@ struct Pass {
   /// Where results go: to the tokens' rows, or, for a later pass to merge with, to slice rows (in float32). The latter
   /// may be what `earlier` and `earlier_lse` point to.
   bool to_slice = false;
-  void* out = nullptr;  ///< [T or slice rows, H, v]
+  void* out = nullptr;  ///< [T or slice rows, H, v], where T is query.rows
   bool out_float32 = false;
   std::int64_t out_row_stride = 0;   ///< elements; a multiple of 8
   std::int64_t out_head_stride = 0;  ///< elements; a multiple of 8

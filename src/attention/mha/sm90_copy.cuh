@@ -4,6 +4,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "attention/mha/sm90_tile.cuh"
+#include "cache/request_rows.h"
 
 /// What the producer of the flash attention kernel does: takes tiles from the queue, feeds the copy engine.
 namespace headrace::attention::mha::sm90 {
@@ -24,19 +25,17 @@ __device__ TileWork describe(const Params& p, std::int32_t index) {
   work.head = first_head + rest % heads;
 
   const RequestSpan span = p.spans[tile.request];
-  const std::int32_t begin_token = p.query_start[tile.request];
-  const std::int32_t query_len = p.query_start[tile.request + 1] - begin_token;
   const std::int32_t seq_len = p.seq_len[tile.request];
-  const std::int32_t context = seq_len - query_len;
   const std::int32_t row = tile.tile * static_cast<std::int32_t>(kQueryTile);
-  const std::int32_t position = max(span.rows_begin, context) + span.first_row + row;
-  const std::int32_t rows = min(span.row_count - row, min(span.rows_end, seq_len) - position);
-  work.rows = max(0, min(static_cast<std::int32_t>(kQueryTile), rows));
-  work.token = begin_token + position - context;
+  const cache::RequestRows rows = rows_of(span, cache::request_rows(p.query_start[tile.request],
+                                                                    p.query_start[tile.request + 1], seq_len, p.tokens))
+                                      .slice(row, static_cast<std::int32_t>(kQueryTile));
+  work.rows = rows.count();
+  work.token = rows.token();
   work.slice_row = span.first_slice_row + row;
   work.first_key = span.first_key;
-  work.keys = max(0, min(span.keys_end, seq_len) - span.keys_begin);
-  work.diagonal = position - span.keys_begin + 1;
+  work.keys = max(0, min(span.keys_end, cache::request_keys(seq_len)) - span.keys_begin);
+  work.diagonal = rows.begin - span.keys_begin + 1;
   const std::int32_t visible = p.causal ? min(work.keys, max(0, work.diagonal + work.rows - 1)) : work.keys;
   work.key_tiles = work.rows > 0 ? (visible + C::kKeys - 1) / C::kKeys : 0;
   return work;

@@ -112,6 +112,7 @@ struct Params {
   float* lse;
   std::int64_t lse_row_stride;
   const float* sink;
+  std::int32_t tokens;  // rows of the query, and of the output where that is by token
   std::int32_t num_tiles;
   std::int32_t total;  // num_tiles * heads
   std::int32_t heads;

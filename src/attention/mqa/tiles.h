@@ -3,11 +3,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define HEADRACE_HOST_DEVICE __host__ __device__
-#else
-#define HEADRACE_HOST_DEVICE
-#endif
+#include "device/host_device.h"
 
 /// How top-k MQA on a GPU cuts a request's rows into tiles that walk over the union of their selections.
 namespace headrace::attention::mqa {

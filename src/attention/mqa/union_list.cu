@@ -94,30 +94,19 @@ __device__ Tile find_tile(const UnionParams& p) {
     return none;
   }
   const PathRows path = p.rows[tile.request];
-  const std::int64_t first_token = p.selected.first_token(tile.request);
-  const std::int64_t query_len = p.selected.first_token(tile.request + std::int64_t{1}) - first_token;
-  const std::int64_t seq_len = p.selected.keys_of(tile.request);
-  const std::int64_t context = seq_len - query_len;
-  const std::int64_t path_begin = max(std::int64_t{max(0, path.begin)}, context);
-  const std::int64_t path_end = min(std::int64_t{path.end}, seq_len);
-  if (path_begin >= path_end) {
+  const cache::RequestRows of_path = p.selected.rows_of(tile.request).within(path.begin, path.end);
+  const std::int64_t number = tile_of(of_path.begin, p.group) + tile.tile;
+  const cache::RequestRows rows =
+      of_path.within(cache::as_length(tile_begin(number, p.group)), cache::as_length(tile_end(number, p.group)));
+  if (rows.count() == 0) {
     return none;
   }
-  const std::int64_t number = tile_of(path_begin, p.group) + tile.tile;
-  const std::int64_t to_token = first_token - context;
-  const std::int64_t tokens = min(p.selected.tokens, std::int64_t{std::numeric_limits<std::int32_t>::max()});
-  const std::int64_t begin = max(max(path_begin, tile_begin(number, p.group)), -to_token);
-  const std::int64_t end = min(min(path_end, tile_end(number, p.group)), tokens - to_token);
-  if (begin >= end) {
-    return none;
-  }
-  const auto rows = static_cast<std::int32_t>(end - begin);
   return {tile.request,
-          static_cast<std::int32_t>(begin + to_token),
-          static_cast<std::int32_t>(begin),
-          rows,
-          static_cast<std::int32_t>(kSlots ? min(seq_len, std::int64_t{p.keys_bound}) : end),
-          p.bitmap_words / rows,
+          rows.token(),
+          rows.begin,
+          rows.count(),
+          kSlots ? min(p.selected.keys_of(tile.request), p.keys_bound) : rows.end,
+          p.bitmap_words / rows.count(),
           keys,
           masks};
 }
@@ -391,7 +380,7 @@ void load_union_lists() {
 
 void build_union_lists(const UnionPass& pass, Stream stream) {
   SelectedKeys selected(pass.rule, pass.selection, pass.requests, pass.page_map, pass.page_size);
-  selected.tokens = std::min(selected.tokens, pass.tokens);
+  selected.tokens = std::min(selected.tokens, cache::as_length(pass.tokens));
   validate(pass);
   if (pass.tiles.dim(0) == 0) {
     return;

@@ -4,7 +4,9 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <limits>
 
+#include "cache/request_rows.h"
 #include "headrace/cache.h"
 #include "headrace/requests.h"
 
@@ -52,9 +54,12 @@ struct DeviceRequests {
     if (count == 0 || token < query_start[low * query_start_stride]) {
       return {};
     }
-    const std::int64_t end = query_start[(low + 1) * query_start_stride];
-    const std::int64_t position = seq_len[low * seq_len_stride] - (end - token);
-    return token < end && position >= 0 ? Row{low, position, end} : Row{};
+    const cache::RequestRows rows =
+        cache::request_rows(query_start[low * query_start_stride], query_start[(low + 1) * query_start_stride],
+                            seq_len[low * seq_len_stride], std::numeric_limits<std::int32_t>::max());
+    const std::int64_t position = token - rows.to_token;
+    return position >= rows.begin && position < rows.end ? Row{low, position, std::int64_t{rows.end} + rows.to_token}
+                                                         : Row{};
   }
 };
 
