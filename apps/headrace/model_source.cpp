@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "numbers.h"
-#include "output.h"
 #include "stated_error.h"
 
 namespace headrace::app {
@@ -131,6 +130,20 @@ Plan plan_step(const Attention& attention, const Batch& batch, const Options& op
       throw Error("--workspace-limit", error.expected(), error.actual());
     }
     throw;
+  }
+}
+
+void tell_notes(const ModelConfig& config) {
+  for (const ConfigNote& one : config.notes) {
+    note(fmt::format("note: {}: {}; {}", one.field, one.found, one.chosen));
+  }
+}
+
+void add_reading(Json& document, const ModelConfig& config) {
+  document["reading"] = name_of(config.reading);
+  document["notes"] = Json::array();
+  for (const ConfigNote& one : config.notes) {
+    document["notes"].push_back({{"field", one.field}, {"found", one.found}, {"chosen", one.chosen}});
   }
 }
 

@@ -64,6 +64,7 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
   document["device"] = device_text(options);
   document["threads"] = device::thread_count(options.threads);
   document["model"] = model.name;
+  add_reading(document, model.config);
   document["layer"] = layer;
   document["tp"] = options.tp;
   document["weights"] = model.folder ? "checkpoint" : "random";
@@ -185,6 +186,7 @@ PrefillReport run(const ModelSource& model, std::int64_t layer, const Options& o
 
 ExitStatus run_prefill(const Options& options) {
   const ModelSource model = find_model(options.model, options.tp, options.reading);
+  tell_notes(model.config);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
   const PrefillReport report = run(model, layer, options);
   if (options.json) {

@@ -14,6 +14,7 @@ namespace headrace::app {
 
 ExitStatus run_route(const Options& options) {
   const ModelSource model = find_model(options.model, options.tp, options.reading);
+  tell_notes(model.config);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
   require_step_selection(model.config, options);
   const Attention attention = attention_of(model.config, layer, options);
@@ -27,6 +28,7 @@ ExitStatus run_route(const Options& options) {
     document["device"] = name_of(target.device);
     document["threads"] = plan.threads();
     document["model"] = model.name;
+    add_reading(document, model.config);
     document["layer"] = layer;
     document["tp"] = options.tp;
     document["dtype"] = name_of(attention.compute);
