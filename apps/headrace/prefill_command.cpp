@@ -164,6 +164,7 @@ PrefillReport run(const ModelSource& model, std::int64_t layer, const Options& o
   };
   try {
     return prefill(model, layer, options, [&](const PrefillStart& start) {
+      tell_notes(model.config);
       note_long_requests(model.config, options.batch);
       if (!options.json) {
         print_start(model, layer, options, start);
@@ -186,7 +187,6 @@ PrefillReport run(const ModelSource& model, std::int64_t layer, const Options& o
 
 ExitStatus run_prefill(const Options& options) {
   const ModelSource model = find_model(options.model, options.tp, options.reading);
-  tell_notes(model.config);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
   const PrefillReport report = run(model, layer, options);
   if (options.json) {

@@ -14,7 +14,6 @@ namespace headrace::app {
 
 ExitStatus run_route(const Options& options) {
   const ModelSource model = find_model(options.model, options.tp, options.reading);
-  tell_notes(model.config);
   const std::int64_t layer = chosen_layer(model.config, options.layer);
   require_step_selection(model.config, options);
   const Attention attention = attention_of(model.config, layer, options);
@@ -22,6 +21,7 @@ ExitStatus run_route(const Options& options) {
   const Target target = chosen_target(options);
   const Profile& profile = target.profile;
   const Plan plan = plan_step(attention, lengths.view(), options, target);
+  tell_notes(model.config);
   note_long_requests(model.config, options.batch);
   if (options.json) {
     Json document = new_document();

@@ -94,6 +94,7 @@ std::vector<Sharing> parse_sharing_fields(const ConfigFields& fields, const std:
     said.push_back({kPattern, fields.is_string(kPattern) ? parse_pattern(fields, num_layers)
                                                          : parse_modes(fields, kPattern, num_layers)});
   }
+  static_cast<void>(fields.optional_integer(kOffset, 0, kMaxLayers));
   if (fields.has(kFreq) || (fields.present(kFreq) && said.empty())) {
     said.push_back({kFreq, parse_schedule(fields, num_layers)});
   }
@@ -121,7 +122,8 @@ void require_agreement(const ConfigFields& fields, const std::vector<Sharing>& s
 void require_a_source(const ConfigFields& fields, const Sharing& sharing, const std::vector<LayerKind>& kinds) {
   const auto first = std::find(kinds.begin(), kinds.end(), LayerKind::sparse_attention);
   if (first != kinds.end() && sharing.shares[static_cast<std::size_t>(first - kinds.begin())]) {
-    fields.fail(sharing.key, "a layer that scores before the first that shares",
+    fields.fail(sharing.key == kFreq && fields.present(kOffset) ? kOffset : sharing.key,
+                "a layer that scores before the first that shares",
                 fmt::format("layer {} sharing", first - kinds.begin()));
   }
 }
