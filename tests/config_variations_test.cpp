@@ -11,8 +11,8 @@
 // was varied, where
 // - transformers has no layer either, or refuses;
 // - the field is one that we require, and that transformers would fill in with its class's default (kRequired);
-// - the field asks for something that we do not compute, or is one that engines read and transformers does not look at
-//   (kRefused), or contradicts another that says which layers share (kSharing).
+// - the field asks for something that we do not compute, or is one that engines read and transformers does not look at,
+//   or contradicts its other name (kRefused), or another field that says which layers share (kSharing).
 // Where transformers has no layer the parser may also give one, with a note that names the field.
 // Beside a right layer notes are free, but each difference between the readings must be told by one.
 #include <fmt/format.h>
@@ -45,9 +45,9 @@ constexpr std::array kRequired = {"hidden_size", "num_hidden_layers", "kv_lora_r
                                   "index_topk",  "index_n_heads",     "index_head_dim",   "max_position_embeddings",
                                   "rope_theta",  "rope_parameters",   "rope_scaling",     "rms_norm_eps",
                                   "text_config"};  // which, where it is given, must hold all of them
-constexpr std::array kRefused = {"attention_bias",         "partial_rotary_factor", "rope_interleave",
-                                 "index_kpool_compress",   "linear_attn_config",    "layer_types",
-                                 "indexer_rope_interleave"};
+constexpr std::array kRefused = {
+    "attention_bias",     "partial_rotary_factor", "rope_interleave",         "index_kpool_compress",
+    "linear_attn_config", "layer_types",           "indexer_rope_interleave", "head_dim"};
 constexpr std::array kSharing = {"indexer_types", "index_topk_pattern", "index_topk_freq"};
 
 struct Case {
@@ -235,7 +235,7 @@ std::string sharing(const json& fields, const std::string& kinds, std::string* k
     set("index_topk_pattern", [&](std::size_t i) {
       return pattern.is_string() ? pattern.get<std::string>().at(i) == 'S' : pattern.at(i) == "shared";
     });
-  } else if (says(fields, "index_topk_freq")) {
+  } else if (fields.contains("index_topk_freq")) {
     const auto freq = fields["index_topk_freq"].get<std::int64_t>();
     const std::int64_t offset = fields.value("index_skip_topk_offset", std::int64_t{2});
     set("index_topk_freq", [&](std::size_t i) {
@@ -273,13 +273,14 @@ void engines_indexer(EnginesLayer& engines, const json& fields, const std::strin
     return;
   }
   const bool interleave = given.get<bool>();
-  if (layer["rope"] != 0 && interleave != layer["indexer"]["interleave"].get<bool>()) {
+  const bool sparse_anyway = !engines.differ_by.contains("index_topk");  // else that difference is told for all
+  if (sparse_anyway && layer["rope"] != 0 && interleave != layer["indexer"]["interleave"].get<bool>()) {
     engines.differ_by.insert("indexer_rope_interleave");
   }
   layer["indexer"]["interleave"] = interleave;
   std::string key;
   const std::string shares = sharing(fields, layer["kinds"], &key);
-  if (shares != layer["shares"].get<std::string>()) {
+  if (sparse_anyway && shares != layer["shares"].get<std::string>()) {
     engines.differ_by.insert(key);
   }
   layer["shares"] = shares;
@@ -319,7 +320,11 @@ EnginesLayer as_engines(const Case& one) {
     engines.differ_by.insert("rms_norm_eps");
   }
   (*engines.layer)["epsilon"] = fields["rms_norm_eps"];
-  engines_indexer(engines, fields, type);
+  try {
+    engines_indexer(engines, fields, type);
+  } catch (const json::exception&) {
+    engines.missing = "a value of the right type";  // of a field that transformers does not look at
+  }
   engines_yarn(engines, fields);
   return engines;
 }

@@ -70,10 +70,9 @@ std::int64_t parse_rope_dim(const ConfigReader& reader) {
   return dim;
 }
 
-void check_key_heads(const ConfigReader& reader, std::int64_t heads) {
+void check_key_heads(const ConfigFields& fields, bool nullable, std::int64_t heads) {
   constexpr std::string_view kKey = "num_key_value_heads";
-  const ConfigFields& fields = reader.fields;
-  if (!fields.present(kKey) || (reader.architecture.nullable_key_heads && fields.is_null(kKey))) {
+  if (!fields.present(kKey) || (nullable && fields.is_null(kKey))) {
     return;
   }
   if (fields.integer(kKey, 1, kMaxHeads) != heads) {
@@ -81,7 +80,7 @@ void check_key_heads(const ConfigReader& reader, std::int64_t heads) {
   }
 }
 
-Geometry parse_geometry(const ConfigReader& reader) {
+Geometry parse_geometry(const ConfigReader& reader, const Architecture& named) {
   const ConfigFields& fields = reader.fields;
   Geometry geometry;
   geometry.num_heads = fields.integer("num_attention_heads", 1, kMaxHeads);
@@ -89,7 +88,7 @@ Geometry parse_geometry(const ConfigReader& reader) {
   geometry.qk_nope_head_dim = fields.integer("qk_nope_head_dim", 1, kMaxHeadDim);
   geometry.qk_rope_head_dim = parse_rope_dim(reader);
   geometry.v_head_dim = fields.integer("v_head_dim", 1, kMaxHeadDim);
-  check_key_heads(reader, geometry.num_heads);
+  check_key_heads(fields, named.nullable_key_heads, geometry.num_heads);
   geometry.validate();
   return geometry;
 }
@@ -186,7 +185,7 @@ ModelConfig read(const ConfigFields& document, Reading reading) {
   config.weight_prefix = is_nested(named, document) ? named.nested_weight_prefix : named.weight_prefix;
   config.num_layers = fields.integer("num_hidden_layers", 1, kMaxLayers);
   config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions);
-  config.geometry = parse_geometry(reader);
+  config.geometry = parse_geometry(reader, named);
   config.hidden_size = parse_hidden_size(reader, config.geometry.num_heads);
   config.q_lora_rank = parse_q_lora_rank(reader);
   config.rope = parse_rope(reader, config.geometry.qk_rope_head_dim, config.max_position_embeddings);
