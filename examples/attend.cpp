@@ -98,7 +98,8 @@ int main(int argc, char** argv) {
   }
   try {
     const std::filesystem::path folder = argv[1];
-    const headrace::ModelConfig config = headrace::load_model_config(folder);
+    // The recordings were made by transformers; an engine's would be read as Reading::engines, the default.
+    const headrace::ModelConfig config = headrace::load_model_config(folder, headrace::Reading::transformers);
     const std::vector<headrace::RecordedLayer> layers = headrace::load_recording(folder / "recording.safetensors");
     bool all_well = true;
     for (const headrace::RecordedLayer& recorded : layers) {

@@ -44,6 +44,9 @@ void check_layer(const ModelConfig& config, std::int64_t number) {
 void check(const ModelConfig& config) {
   require(static_cast<std::int64_t>(config.layer_kinds.size()) == config.num_layers, "layers without a kind");
   require(std::isfinite(config.softmax_scale) && config.softmax_scale > 0.0, "no softmax scale");
+  for (const ConfigNote& note : config.notes) {
+    require(!note.field.empty() && !note.found.empty() && !note.chosen.empty(), "a note that says nothing");
+  }
   require(config.shard(config.geometry.num_heads).geometry.num_heads == 1, "one rank a head does not work");
   require(!completes([&] { static_cast<void>(config.shard(config.geometry.num_heads + 1)); }), "a head split in two");
   completes([&] { static_cast<void>(config.first_attention_layer()); });
@@ -61,10 +64,12 @@ void check(const ModelConfig& config) {
 
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace headrace;
-  std::optional<ModelConfig> config;
-  fuzz::completes([&] { config = parse_model_config(fuzz::text_of(data, size), "config.json"); });
-  if (config) {
-    fuzz::check(*config);
+  for (const Reading reading : {Reading::engines, Reading::transformers}) {
+    std::optional<ModelConfig> config;
+    fuzz::completes([&] { config = parse_model_config(fuzz::text_of(data, size), "config.json", reading); });
+    if (config) {
+      fuzz::check(*config);
+    }
   }
   return 0;
 }

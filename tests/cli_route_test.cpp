@@ -126,7 +126,7 @@ TEST(Cli, RequestsBeyondTheModelsPositionsAreNoted) {
 }
 
 TEST(Cli, RatesComeFromTheProfileNamed) {
-  const std::string route = "route --model glm-5 --batch 4k --profile ";
+  const std::string route = "route --model deepseek-v3.2 --batch 4k --profile ";
   const Json nominal = run(route + "nominal --json").json();
   EXPECT_EQ(nominal.at("profile"), "nominal");
   const TemporaryFolder folder;

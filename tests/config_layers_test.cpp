@@ -16,6 +16,7 @@ namespace {
 using nlohmann::json;
 using test::config_of;
 using test::letters;
+using test::note_on;
 using test::parse;
 using test::refuses;
 using test::throws_error;
@@ -50,9 +51,6 @@ TEST(Layers, ReadsLayerTypes) {
   dense["layer_types"] = "full_attention";
   EXPECT_TRUE(refuses(dense, "layer_types: expected an array of 8 strings"));
 
-  json missing = config_of("glm5_next");
-  missing["text_config"].erase("layer_types");
-  EXPECT_TRUE(refuses(missing, "text_config.layer_types: expected an array of 8 strings, one a layer, got nothing"));
   json linear = config_of("glm5_next");
   linear["text_config"]["layer_types"] = std::vector<std::string>(8, "linear_attention");
   EXPECT_THROW((void)parse(linear).first_attention_layer(), Error);
@@ -79,11 +77,139 @@ TEST(Sharing, FollowsTheFieldsInOrderOfPrecedence) {
 
   const json schedule = {{"index_topk_freq", 4}, {"index_skip_topk_offset", 3}, {"index_topk_pattern", nullptr}};
   EXPECT_EQ(sharing_of(schedule), "FFFSSSFS");
-  json pattern = schedule;
-  pattern["index_topk_pattern"] = "FSSSSSSS";
-  EXPECT_EQ(sharing_of(pattern), "FSSSSSSS");
-  pattern["indexer_types"] = types;
-  EXPECT_EQ(sharing_of(pattern), "FSFFSSSF");
+  json all = schedule;
+  all["index_topk_pattern"] = "FFFSSSFS";
+  all["indexer_types"] = {"full", "full", "full", "shared", "shared", "shared", "full", "shared"};
+  EXPECT_EQ(sharing_of(all), "FFFSSSFS");
+}
+
+TEST(Sharing, RefusesFieldsThatContradictEachOther) {
+  const auto refused = [](const json& fields, const std::string& message) {
+    for (const std::string type : {"deepseek_v32", "glm_moe_dsa"}) {
+      json config = config_of(type);
+      config.update(fields);
+      if (!refuses(config, message)) {
+        return refuses(config, message);
+      }
+    }
+    return ::testing::AssertionSuccess();
+  };
+  EXPECT_TRUE(
+      refused({{"index_topk_pattern", "FSFFSSSF"}, {"index_topk_freq", 2}},
+              "index_topk_freq: expected what index_topk_pattern says: layer 1 shares, got 2, by which it scores"));
+  EXPECT_TRUE(refused({{"indexer_types", {"full", "full", "full", "full", "full", "full", "full", "shared"}},
+                       {"index_topk_pattern", "FFFFFFFF"}},
+                      "index_topk_pattern: expected what indexer_types says: layer 7 shares, got \"FFFFFFFF\""));
+  // Layers that do not select cannot contradict.
+  json next = config_of("glm5_next");  // MLA layers: 2, 3, 5, 7
+  next["text_config"]["indexer_types"] = {"shared", "shared", "full", "full", "shared", "full", "full", "full"};
+  next["text_config"]["index_topk_pattern"] = "FFFFFFFF";
+  EXPECT_EQ(letters(parse(next).shares_selection), "FFFFFFFF");
+}
+
+TEST(Sharing, IsReadByEnginesForEverySparseArchitecture) {
+  json config = config_of("deepseek_v32");
+  config["rms_norm_eps"] = 1e-6;
+  config["use_index_cache"] = true;
+  config["index_topk_freq"] = 2;
+  config["index_skip_topk_offset"] = 1;
+  const ModelConfig engines = parse(config);
+  EXPECT_EQ(letters(engines.shares_selection), "FSFSFSFS");
+  EXPECT_EQ(engines.selection_source(3), 2);
+  EXPECT_TRUE(engines.readings_differ);
+  ASSERT_TRUE(note_on(engines, "index_topk_freq"));
+  EXPECT_NE(note_on(engines, "index_topk_freq")->chosen.find("engines"), std::string::npos);
+
+  const ModelConfig transformers = parse(config, Reading::transformers);
+  EXPECT_EQ(letters(transformers.shares_selection), "FFFFFFFF");
+  EXPECT_TRUE(transformers.readings_differ);
+  EXPECT_TRUE(note_on(transformers, "index_topk_freq"));
+
+  config["index_topk_freq"] = 1;
+  EXPECT_FALSE(parse(config).readings_differ);
+  EXPECT_TRUE(parse(config).notes.empty());
+
+  config["index_topk_freq"] = 2;
+  config["use_index_cache"] = false;
+  EXPECT_EQ(letters(parse(config).shares_selection), "FSFSFSFS");
+  EXPECT_TRUE(note_on(parse(config), "use_index_cache"));
+}
+
+TEST(IndexTopk, MakesADeepSeekV3SparseToEngines) {
+  for (const std::string type : {"deepseek_v3", "kimi_k2"}) {
+    SCOPED_TRACE(type);
+    json config = config_of("deepseek_v32");
+    config["rms_norm_eps"] = 1e-6;
+    config["model_type"] = type;
+    config["index_topk_freq"] = 2;
+    const ModelConfig engines = parse(config);
+    EXPECT_EQ(engines.model_type, "deepseek_v32");
+    EXPECT_EQ(engines.selection_rule(0), SelectionRule::lightning(64));
+    EXPECT_EQ(letters(engines.shares_selection), "FFSFSFSF");
+    EXPECT_TRUE(engines.readings_differ);
+    EXPECT_TRUE(note_on(engines, "index_topk"));
+
+    const ModelConfig transformers = parse(config, Reading::transformers);
+    EXPECT_EQ(transformers.model_type, type);
+    EXPECT_EQ(transformers.selection_rule(0), SelectionRule::none());
+    EXPECT_FALSE(transformers.indexer);
+    EXPECT_TRUE(transformers.readings_differ);
+    EXPECT_TRUE(note_on(transformers, "index_topk"));
+
+    for (const char* field : {"index_n_heads", "index_head_dim"}) {
+      json missing = config;
+      missing.erase(field);
+      EXPECT_TRUE(refuses(missing, std::string(field) + ": expected an integer"));
+      EXPECT_TRUE(refuses(missing, "for index_topk makes this a deepseek_v32, got nothing"));
+      EXPECT_FALSE(parse(missing, Reading::transformers).readings_differ);
+    }
+    config["index_topk"] = nullptr;
+    config.erase("index_topk_freq");
+    EXPECT_EQ(parse(config).selection_rule(0), SelectionRule::none());
+  }
+}
+
+TEST(Glm5Next, IsReadInEveryFormItIsPublishedIn) {
+  const json nested = config_of("glm5_next");
+  json flat = nested["text_config"];
+  flat["model_type"] = "glm5_next";
+  json text = nested["text_config"];
+  text["model_type"] = "glm5_next_text";
+  EXPECT_EQ(parse(nested).weight_prefix, "model.language_model.layers.");
+  for (const json& config : {flat, text}) {
+    const ModelConfig read = parse(config);
+    EXPECT_EQ(read.model_type, config["model_type"]);
+    EXPECT_EQ(read.weight_prefix, "model.layers.");
+    EXPECT_EQ(read.layer_kinds, parse(nested).layer_kinds);
+    EXPECT_EQ(read.selection_rule(2), SelectionRule::kpool(64, 4, true));
+    EXPECT_TRUE(read.notes.empty());
+  }
+}
+
+TEST(Glm5Next, AttendsInEveryFourthLayerWhereNothingElseIsSaid) {
+  using enum LayerKind;
+  const std::vector<LayerKind> fourth = {linear_attention, linear_attention, linear_attention, sparse_attention,
+                                         linear_attention, linear_attention, linear_attention, sparse_attention};
+  json config = config_of("glm5_next");
+  config["text_config"].erase("layer_types");
+  EXPECT_EQ(parse(config).layer_kinds, fourth);
+  EXPECT_TRUE(note_on(parse(config), "text_config.layer_types"));
+
+  config["text_config"]["linear_attn_config"] = {{"kda_layers", {0, 1, 2, 4, 5, 6}}};
+  EXPECT_EQ(parse(config).layer_kinds, fourth);
+  EXPECT_TRUE(parse(config).notes.empty());
+
+  config["text_config"]["linear_attn_config"]["kda_layers"] = {0, 2, 4, 6};  // vLLM goes by it, transformers does not
+  EXPECT_EQ(parse(config).layer_kinds[1], sparse_attention);
+  EXPECT_EQ(parse(config, Reading::transformers).layer_kinds, fourth);
+  EXPECT_TRUE(parse(config).readings_differ);
+  EXPECT_TRUE(note_on(parse(config), "text_config.linear_attn_config.kda_layers"));
+  config["text_config"]["layer_types"] = config_of("glm5_next")["text_config"]["layer_types"];
+  EXPECT_TRUE(refuses(config, "linear_attn_config.kda_layers: expected the layers of linear attention"));
+  config["text_config"]["linear_attn_config"]["kda_layers"] = {0, 8};
+  EXPECT_TRUE(refuses(config, "linear_attn_config.kda_layers[1]: expected an integer in [0, 7], got 8"));
+  config["text_config"]["linear_attn_config"]["kda_layers"] = "0";
+  EXPECT_TRUE(refuses(config, "linear_attn_config.kda_layers: expected an array"));
 }
 
 TEST(Sharing, FindsTheSource) {
@@ -134,11 +260,16 @@ TEST(Sharing, RefusesImpossibleFields) {
 }
 
 TEST(Sharing, IsIgnoredWhereTheArchitectureHasNone) {
-  for (const std::string type : {"deepseek_v32", "deepseek_v3"}) {
+  for (const std::string type : {"deepseek_v2", "deepseek_v3", "glm4_moe_lite"}) {
     json config = config_of(type);
     config["index_topk_freq"] = 4;
     config["indexer_types"] = std::vector<std::string>(8, "shared");
-    EXPECT_EQ(letters(parse(config).shares_selection), "FFFFFFFF") << type;
+    const ModelConfig read = parse(config);
+    EXPECT_EQ(letters(read.shares_selection), "FFFFFFFF") << type;
+    for (const char* field : {"index_topk_freq", "indexer_types"}) {
+      ASSERT_TRUE(note_on(read, field)) << type;
+      EXPECT_EQ(note_on(read, field)->chosen, "ignored: " + type + " has no indexer");
+    }
   }
 }
 
@@ -155,6 +286,75 @@ TEST(KPool, HasTransformersDefaults) {
     config["text_config"]["index_kpool"] = bad;
     EXPECT_TRUE(refuses(config, "text_config.index_kpool: expected an integer in [1, 64]")) << bad;
   }
+}
+
+TEST(KPool, IsRefusedWithoutCompression) {
+  json config = config_of("glm5_next");
+  config["text_config"]["index_kpool_compress"] = true;
+  EXPECT_TRUE(parse(config).notes.empty());
+  for (const json& bad : {json(false), json(0), json(nullptr), json("true")}) {
+    config["text_config"]["index_kpool_compress"] = bad;
+    for (const Reading reading : {Reading::engines, Reading::transformers}) {
+      EXPECT_TRUE(refuses(config, "text_config.index_kpool_compress: expected true", reading)) << bad;
+    }
+  }
+}
+
+TEST(IgnoredFields, AreNotedWhereAnotherArchitectureReadsThem) {
+  struct Field {
+    const char* type;
+    const char* name;
+    json value;
+    std::string chosen;
+  };
+  const Field fields[] = {
+      {"glm4_moe_lite", "index_topk", 64, "ignored: glm4_moe_lite has no indexer"},
+      {"deepseek_v2", "index_topk_pattern", "FSFSFSFS", "ignored: deepseek_v2 has no indexer"},
+      {"glm_moe_dsa", "index_kpool", 4, "ignored: glm_moe_dsa has no indexer of pools"},
+      {"deepseek_v32", "index_kpool_always_select_tail", true, "ignored: deepseek_v32 has no indexer of pools"},
+      {"deepseek_v3", "mla_use_nope", true, "ignored: deepseek_v3 always has rope"},
+      {"deepseek_v3", "linear_attn_config", {{"kda_layers", {0}}}, "ignored: deepseek_v3 has no linear attention"},
+      {"glm_moe_dsa", "head_dim", 192, "ignored: glm_moe_dsa goes by qk_rope_head_dim"},
+      {"glm5_next", "rope_theta", 8e6, "ignored: glm5_next has no rope"},
+      {"glm5_next", "rope_scaling", {{"type", "yarn"}}, "ignored: glm5_next has no rope"},
+  };
+  for (const Field& field : fields) {
+    SCOPED_TRACE(std::string(field.type) + " " + field.name);
+    json config = config_of(field.type);
+    const std::string path = test::path_of(config, field.name);
+    EXPECT_FALSE(note_on(parse(config), path));
+    test::text_of(config)[field.name] = field.value;
+    ASSERT_TRUE(note_on(parse(config), path));
+    EXPECT_EQ(note_on(parse(config), path)->chosen, field.chosen);
+  }
+  // Values that say what is so anyway.
+  json config = config_of("glm4_moe_lite");
+  config["index_topk_freq"] = 1;
+  config["indexer_types"] = std::vector<std::string>(8, "full");
+  config["index_topk_pattern"] = "FFFFFFFF";
+  config["use_index_cache"] = false;
+  config["mla_use_nope"] = false;
+  config["rms_norm_eps"] = 1e-6;
+  EXPECT_TRUE(parse(config).notes.empty());
+}
+
+TEST(IgnoredFields, AreNotedWhereTheyLieInTheWrongPlace) {
+  json next = config_of("glm5_next");
+  next["layer_types"] = std::vector<std::string>(8, "deepseek_sparse_attention");
+  next["hidden_size"] = 256;  // as in text_config
+  EXPECT_TRUE(note_on(parse(next), "layer_types"));
+  EXPECT_FALSE(note_on(parse(next), "hidden_size"));
+  json v3 = config_of("deepseek_v3");
+  v3["text_config"] = {{"rope_scaling", {{"type", "yarn"}}}, {"vocab_size", 3}};
+  EXPECT_TRUE(note_on(parse(v3), "text_config.rope_scaling"));
+  EXPECT_FALSE(note_on(parse(v3), "text_config.vocab_size"));
+}
+
+TEST(Llama4Scaling, IsRefusedAsEnginesWouldUseIt) {
+  json config = config_of("deepseek_v3");
+  config["llama_4_scaling"] = {{"beta", 0.1}};
+  EXPECT_TRUE(refuses(config, "llama_4_scaling: expected nothing"));
+  EXPECT_TRUE(note_on(parse(config, Reading::transformers), "llama_4_scaling"));
 }
 
 }  // namespace

@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "headrace/model.h"
+#include "layer/rope.h"
 #include "support/configs.h"
 
 namespace headrace {
@@ -14,6 +16,7 @@ namespace {
 
 using nlohmann::json;
 using test::config_of;
+using test::note_on;
 using test::parse;
 using test::refuses;
 
@@ -28,6 +31,8 @@ json yarn() {
           {"attention_factor", 1.5},
           {"truncate", false}};
 }
+
+ModelConfig parse_as_transformers(const json& config) { return parse(config, Reading::transformers); }
 
 TEST(Rope, ReadsBothSpellingsAlike) {
   json older = config_of("deepseek_v3");
@@ -51,9 +56,20 @@ TEST(Rope, ReadsBothSpellingsAlike) {
   json with_null = newer;
   with_null["rope_scaling"] = nullptr;
 
-  for (const json& config : {older, newer, both_names, theta_outside, theta_twice, with_null}) {
+  json theta_inside = older;  // where rope_parameters has it
+  theta_inside.erase("rope_theta");
+  theta_inside["rope_scaling"]["rope_theta"] = 20000;
+  json theta_stale = theta_inside;
+  theta_stale["rope_theta"] = 7.0;
+  json empty_beside = newer;
+  empty_beside["rope_scaling"] = json::object();
+  json both = newer;
+  both["rope_scaling"] = newer["rope_parameters"];
+
+  for (const json& config : {older, newer, both_names, theta_outside, theta_twice, with_null, theta_inside, theta_stale,
+                             empty_beside, both}) {
     SCOPED_TRACE(config.dump());
-    const Rope rope = parse(config).rope;
+    const Rope rope = parse_as_transformers(config).rope;
     EXPECT_EQ(rope.theta, 20000.0);
     ASSERT_TRUE(rope.yarn);
     EXPECT_EQ(rope.yarn->factor, 40.0);
@@ -65,6 +81,129 @@ TEST(Rope, ReadsBothSpellingsAlike) {
     EXPECT_EQ(rope.yarn->attention_factor, 1.5);
     EXPECT_FALSE(rope.yarn->truncate);
   }
+}
+
+TEST(Rope, SaysWhichOfTwoThetasCounts) {
+  for (const char* spelling : {"rope_scaling", "rope_parameters"}) {
+    json config = config_of("glm_moe_dsa");
+    config.erase("rope_parameters");
+    config[spelling] = {{"rope_type", "default"}, {"rope_theta", 8000000}};
+    EXPECT_EQ(parse(config).rope.theta, 8e6);
+    EXPECT_FALSE(note_on(parse(config), "rope_theta"));
+    config["rope_theta"] = 8000000.0;  // the same number
+    EXPECT_FALSE(note_on(parse(config), "rope_theta"));
+    config["rope_theta"] = 10000;
+    for (const Reading reading : {Reading::engines, Reading::transformers}) {
+      const ModelConfig read = parse(config, reading);
+      EXPECT_EQ(read.rope.theta, 8e6);
+      ASSERT_TRUE(note_on(read, "rope_theta"));
+      EXPECT_NE(note_on(read, "rope_theta")->found.find("10000"), std::string::npos);
+      EXPECT_NE(note_on(read, "rope_theta")->chosen.find("8000000"), std::string::npos);
+    }
+    config[spelling]["rope_theta"] = nullptr;  // nothing that transformers could compute with
+    EXPECT_TRUE(refuses(config, std::string(spelling) + ".rope_theta: expected a number"));
+  }
+}
+
+TEST(Rope, TakesRopeScalingWhereBothSpellingsDiffer) {
+  json config = config_of("deepseek_v3");
+  config["rope_scaling"] = yarn();
+  config["rope_scaling"]["rope_theta"] = 30000;
+  const ModelConfig read = parse_as_transformers(config);
+  EXPECT_EQ(read.rope.theta, 30000.0);
+  EXPECT_TRUE(read.rope.yarn);
+  EXPECT_TRUE(note_on(read, "rope_scaling"));
+}
+
+TEST(Rope, IsPlainWithoutAType) {
+  json config = config_of("glm_moe_dsa");
+  config["rope_parameters"] = {{"rope_theta", 8000000.0}};
+  EXPECT_EQ(parse(config).rope.theta, 8e6);
+  EXPECT_FALSE(parse(config).rope.yarn);
+  EXPECT_FALSE(note_on(parse(config), "rope_parameters.rope_type"));
+  config["rope_parameters"]["factor"] = 4;  // one that was meant to extend the context
+  EXPECT_FALSE(parse(config).rope.yarn);
+  EXPECT_TRUE(note_on(parse(config), "rope_parameters.rope_type"));
+
+  json nope = config_of("glm5_next");  // without rope its fields mean nothing, whatever they hold
+  for (const json& rope : {json({{"rope_theta", 1e4}}), json({{"rope_type", "llama3"}}), json::array(), json("yarn")}) {
+    nope["text_config"]["rope_parameters"] = rope;
+    EXPECT_EQ(parse(nope).rope.dim, 0);
+  }
+  nope["text_config"]["partial_rotary_factor"] = 0.5;
+  EXPECT_NO_THROW((void)parse(nope));
+}
+
+TEST(Rope, NotesFieldsThatNobodyKnows) {
+  json config = config_of("deepseek_v3");
+  config["rope_parameters"]["mscal"] = 1.0;
+  EXPECT_TRUE(note_on(parse(config), "rope_parameters.mscal"));
+  config["rope_parameters"]["full_attention"] = {{"rope_type", "yarn"}};
+  EXPECT_TRUE(refuses(config, "rope_parameters.full_attention: expected no object"));
+}
+
+TEST(Yarn, TakesTheOriginalLengthFromWhereReferencesDo) {
+  json config = config_of("deepseek_v3");
+  config["rope_parameters"] = {{"rope_type", "yarn"}, {"rope_theta", 1e4}, {"factor", 4.0}};
+  EXPECT_EQ(parse(config).rope.yarn->original_max_position_embeddings, 4096);  // max_position_embeddings
+  EXPECT_TRUE(note_on(parse(config), "rope_parameters.original_max_position_embeddings"));
+  config["rope_parameters"]["original_max_position_embeddings"] = 1024;
+  EXPECT_EQ(parse(config).rope.yarn->original_max_position_embeddings, 1024);
+  config["original_max_position_embeddings"] = 1024;
+  EXPECT_FALSE(note_on(parse(config), "original_max_position_embeddings"));
+  config["original_max_position_embeddings"] = 512;
+  EXPECT_EQ(parse(config).rope.yarn->original_max_position_embeddings, 512);
+  EXPECT_TRUE(note_on(parse(config), "original_max_position_embeddings"));
+}
+
+TEST(Yarn, IsReadInTwoWays) {
+  const double ln4 = std::log(4.0);
+  struct Case {
+    json fields;
+    const char* named;  // by the note; nullptr: the readings agree
+    double engines;     // what sines and cosines are multiplied with
+    double transformers;
+  };
+  const Case cases[] = {
+      {json::object(), nullptr, 1.0 + 0.1 * ln4, 1.0 + 0.1 * ln4},
+      {{{"mscale", 0.5}, {"mscale_all_dim", 0.5}}, nullptr, 1.0, 1.0},
+      {{{"mscale", 0.5}}, "mscale", 1.0 + 0.05 * ln4, 1.0 + 0.1 * ln4},
+      {{{"mscale_all_dim", 0.5}}, "mscale_all_dim", (1.0 + 0.1 * ln4) / (1.0 + 0.05 * ln4), 1.0 + 0.1 * ln4},
+      {{{"attention_factor", 1.5}}, "attention_factor", 1.0 + 0.1 * ln4, 1.5},
+      {{{"attn_factor", 2.0}}, "attn_factor", 2.0 * (1.0 + 0.1 * ln4), 1.0 + 0.1 * ln4},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.fields.dump());
+    json config = config_of("deepseek_v3");
+    config["rms_norm_eps"] = 1e-6;
+    config["rope_parameters"] = {
+        {"rope_type", "yarn"}, {"rope_theta", 1e4}, {"factor", 4.0}, {"original_max_position_embeddings", 1024}};
+    config["rope_parameters"].update(c.fields);
+    for (const Reading reading : {Reading::engines, Reading::transformers}) {
+      const ModelConfig read = parse(config, reading);
+      EXPECT_NEAR(layer::rope_frequencies(read.rope).attention_factor,
+                  reading == Reading::engines ? c.engines : c.transformers, 1e-14);
+      EXPECT_EQ(read.readings_differ, c.named != nullptr);
+      EXPECT_EQ(read.notes.size(), c.named != nullptr ? 1U : 0U);
+      if (c.named != nullptr) {
+        EXPECT_TRUE(note_on(read, std::string("rope_parameters.") + c.named));
+      }
+    }
+  }
+  json config = config_of("deepseek_v3");
+  config["rms_norm_eps"] = 1e-6;
+  config["rope_parameters"] = {{"rope_type", "yarn"},
+                               {"rope_theta", 1e4},
+                               {"factor", 4.0},
+                               {"original_max_position_embeddings", 1024},
+                               {"truncate", false}};
+  EXPECT_TRUE(parse(config).rope.yarn->truncate);
+  EXPECT_FALSE(parse_as_transformers(config).rope.yarn->truncate);
+  EXPECT_TRUE(parse(config).readings_differ);
+  EXPECT_TRUE(note_on(parse(config), "rope_parameters.truncate"));
+  config["rope_parameters"]["extrapolation_factor"] = 0.5;
+  EXPECT_TRUE(refuses(config, "rope_parameters.extrapolation_factor: expected 1"));
+  EXPECT_TRUE(note_on(parse_as_transformers(config), "rope_parameters.extrapolation_factor"));
 }
 
 TEST(Rope, IsPlainWithoutScaling) {
@@ -82,7 +221,7 @@ TEST(Rope, YarnDefaultsAreTransformers) {
   config["rope_parameters"] = {
       {"rope_type", "yarn"}, {"rope_theta", 1e4}, {"factor", 2.5}, {"original_max_position_embeddings", 1024}};
   const auto expect_defaults = [&config] {
-    const Yarn yarn = parse(config).rope.yarn.value();
+    const Yarn yarn = parse_as_transformers(config).rope.yarn.value();
     EXPECT_EQ(yarn.factor, 2.5);
     EXPECT_EQ(yarn.beta_fast, 32.0);
     EXPECT_EQ(yarn.beta_slow, 1.0);
@@ -142,9 +281,10 @@ TEST(Rope, RefusesWhatItDoesNotKnow) {
       {"empty type", [](json& c) { c["rope_scaling"]["type"] = ""; }, "rope_scaling.type: expected \"default\""},
       {"upper case", [](json& c) { c["rope_scaling"]["type"] = "YaRN"; }, "rope_scaling.type: expected \"default\""},
       {"type of a type", [](json& c) { c["rope_scaling"]["type"] = 1; }, "rope_scaling.type: expected a string, got 1"},
-      {"no type", [](json& c) { c["rope_scaling"].erase("type"); },
-       "rope_scaling.rope_type: expected a string, got nothing"},
-      {"empty", [](json& c) { c["rope_scaling"] = json::object(); }, "rope_scaling.rope_type: expected a string"},
+      {"null type", [](json& c) { c["rope_scaling"]["type"] = nullptr; },
+       "rope_scaling.type: expected a string, got null"},
+      {"null rope_type", [](json& c) { c["rope_scaling"]["rope_type"] = nullptr; },
+       "rope_scaling.rope_type: expected a string, got null"},
       {"types differ", [](json& c) { c["rope_scaling"]["rope_type"] = "default"; },
        "rope_scaling.type: expected the same as rope_type, \"default\", got \"yarn\""},
       {"unknown rope_type",
@@ -154,21 +294,20 @@ TEST(Rope, RefusesWhatItDoesNotKnow) {
        "rope_scaling.rope_type: expected \"default\" or \"yarn\", got \"llama3\""},
       {"no object", [](json& c) { c["rope_scaling"] = "yarn"; }, "rope_scaling: expected an object, got \"yarn\""},
       {"list", [](json& c) { c["rope_scaling"] = json::array(); }, "rope_scaling: expected an object"},
-      {"both spellings", [](json& c) { c["rope_parameters"] = c["rope_scaling"]; }, "rope_scaling: expected nothing"},
-      {"no theta", [](json& c) { c.erase("rope_theta"); }, "rope_theta: expected a number in [2, 1e+12], got nothing"},
+      {"no theta", [](json& c) { c.erase("rope_theta"); },
+       "rope_theta: expected a number in [2, 1e+12], here, in rope_parameters or in rope_scaling, got nothing"},
       {"theta null", [](json& c) { c["rope_theta"] = nullptr; }, "rope_theta: expected a number"},
       {"theta text", [](json& c) { c["rope_theta"] = "10000"; }, "rope_theta: expected a number"},
       {"theta zero", [](json& c) { c["rope_theta"] = 0; }, "rope_theta: expected a number"},
       {"theta one", [](json& c) { c["rope_theta"] = 1.0; }, "rope_theta: expected a number"},
       {"theta huge", [](json& c) { c["rope_theta"] = 1e300; }, "rope_theta: expected a number"},
-      {"no factor", [](json& c) { c["rope_scaling"].erase("factor"); }, "rope_scaling.factor: expected a number"},
+      {"no factor", [](json& c) { c["rope_scaling"].erase("factor"); },
+       "rope_scaling.factor: expected a number in [1, 1e+06], which the type \"yarn\" needs, got nothing"},
       {"factor null", [](json& c) { c["rope_scaling"]["factor"] = nullptr; }, "rope_scaling.factor"},
       {"factor < 1", [](json& c) { c["rope_scaling"]["factor"] = 0.5; }, "rope_scaling.factor"},
       {"factor negative", [](json& c) { c["rope_scaling"]["factor"] = -40; }, "rope_scaling.factor"},
       {"factor huge", [](json& c) { c["rope_scaling"]["factor"] = 1e300; }, "rope_scaling.factor"},
       {"factor bool", [](json& c) { c["rope_scaling"]["factor"] = true; }, "rope_scaling.factor"},
-      {"no original length", [](json& c) { c["rope_scaling"].erase("original_max_position_embeddings"); },
-       "rope_scaling.original_max_position_embeddings: expected an integer"},
       {"original length 0", [](json& c) { c["rope_scaling"]["original_max_position_embeddings"] = 0; },
        "rope_scaling.original_max_position_embeddings"},
       {"betas reversed", [](json& c) { c["rope_scaling"]["beta_fast"] = 0.5; },
@@ -179,6 +318,8 @@ TEST(Rope, RefusesWhatItDoesNotKnow) {
       {"attention factor 0", [](json& c) { c["rope_scaling"]["attention_factor"] = 0; },
        "rope_scaling.attention_factor"},
       {"truncate 1", [](json& c) { c["rope_scaling"]["truncate"] = 1; },
+       "rope_scaling.truncate: expected true or false"},
+      {"truncate null", [](json& c) { c["rope_scaling"]["truncate"] = nullptr; },
        "rope_scaling.truncate: expected true or false"},
       {"partial", [](json& c) { c["partial_rotary_factor"] = 0.5; }, "partial_rotary_factor: expected 1, got 0.5"},
       {"partial inside", [](json& c) { c["rope_scaling"]["partial_rotary_factor"] = 0.5; },

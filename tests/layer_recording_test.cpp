@@ -42,7 +42,7 @@ struct Recording {
 
   explicit Recording(const std::string& name)
       : folder(std::filesystem::path(HEADRACE_TEST_DATA) / "recordings" / name),
-        config(load_model_config(folder)),
+        config(load_model_config(folder, Reading::transformers)),  // which recorded them
         layers(load_recording(folder / "recording.safetensors")) {}
 
   [[nodiscard]] Layer layer(std::int64_t number, DType compute) const { return layer(number, compute, config); }

@@ -18,6 +18,7 @@ namespace {
 using nlohmann::json;
 using test::config_of;
 using test::letters;
+using test::note_on;
 using test::parse;
 using test::path_of;
 using test::refuses;
@@ -45,9 +46,8 @@ TEST(ModelConfig, ReadsEveryArchitecture) {
     EXPECT_EQ(config.weight_prefix, nope ? "model.language_model.layers." : "model.layers.");
     EXPECT_EQ(config.layer_kinds.size(), 8U);
     EXPECT_EQ(config.shares_selection, std::vector<bool>(8, false));
-    // Only glm5_next gives rms_norm_eps (1e-5 here) to these norms.
-    EXPECT_EQ(config.q_a_norm_epsilon, nope ? 1e-5 : 1e-6);
-    EXPECT_EQ(config.kv_a_norm_epsilon, nope ? 1e-5 : 1e-6);
+    EXPECT_EQ(config.q_a_norm_epsilon, 1e-5);
+    EXPECT_EQ(config.kv_a_norm_epsilon, 1e-5);
     EXPECT_DOUBLE_EQ(config.softmax_scale, nope ? 0.17677669529663689 : 0.14433756729740643);  // 1/sqrt(32), 1/sqrt(48)
   }
 }
@@ -85,13 +85,22 @@ TEST(ModelConfig, HasAnIndexerWhereTheArchitectureHasOne) {
 }
 
 TEST(ModelConfig, PairsTheIndexersRopeAsTheArchitectureDoes) {
-  EXPECT_FALSE(parse(config_of("deepseek_v32")).indexer->rope_interleave);
-  EXPECT_TRUE(parse(config_of("glm_moe_dsa")).indexer->rope_interleave);
   for (const std::string type : {"deepseek_v32", "glm_moe_dsa"}) {
-    for (const bool interleave : {false, true}) {
+    const bool fixed = type == "glm_moe_dsa";  // in transformers, whatever the field says
+    for (const json& given : {json(), json(false), json(true)}) {
+      SCOPED_TRACE(type + " " + given.dump());
       json config = config_of(type);
-      config["indexer_rope_interleave"] = interleave;
-      EXPECT_EQ(parse(config).indexer->rope_interleave, interleave) << type;
+      config["rms_norm_eps"] = 1e-6;
+      if (!given.is_null()) {
+        config["indexer_rope_interleave"] = given;
+      }
+      const bool engines = given.is_boolean() && given.get<bool>();  // half-split where it is absent
+      for (const Reading reading : {Reading::engines, Reading::transformers}) {
+        const ModelConfig read = parse(config, reading);
+        EXPECT_EQ(read.indexer->rope_interleave, reading == Reading::engines ? engines : fixed);
+        EXPECT_EQ(read.readings_differ, engines != fixed);
+        EXPECT_EQ(note_on(read, "indexer_rope_interleave").has_value(), engines != fixed);
+      }
     }
     json config = config_of(type);
     config["qk_rope_head_dim"] = 0;
@@ -206,6 +215,37 @@ TEST(BadFields, AreNamedWhereOptional) {
   json next = config_of("glm5_next");
   next["text_config"].erase("rms_norm_eps");
   EXPECT_TRUE(refuses(next, "text_config.rms_norm_eps: expected a number in [1e-12, 1], got nothing"));
+  EXPECT_TRUE(refuses(next, "text_config.rms_norm_eps", Reading::transformers));
+  json lite = config_of("glm4_moe_lite");
+  lite.erase("rms_norm_eps");
+  EXPECT_TRUE(refuses(lite, "rms_norm_eps: expected a number in [1e-12, 1], got nothing"));
+  EXPECT_EQ(parse(lite, Reading::transformers).kv_a_norm_epsilon, 1e-6);
+}
+
+TEST(BadFields, AreNullsWhereNullMeansNothing) {
+  for (const std::string& type : test::model_types()) {
+    SCOPED_TRACE(type);
+    const json plain = config_of(type);
+    for (const char* field : {"attention_bias", "rope_interleave", "rms_norm_eps"}) {
+      json config = plain;
+      text_of(config)[field] = nullptr;
+      EXPECT_TRUE(refuses(config, path_of(config, field) + ": expected"));
+    }
+    for (const char* field : {"rope_scaling", "layer_types", "indexer_types", "index_topk_pattern", "text_config"}) {
+      json config = plain;
+      if (!text_of(config).contains(field)) {
+        text_of(config)[field] = nullptr;
+        EXPECT_NO_THROW((void)parse(config)) << field;
+      }
+    }
+    json config = plain;
+    text_of(config)["num_key_value_heads"] = nullptr;
+    if (type == "deepseek_v2" || type == "deepseek_v3" || type == "kimi_k2") {
+      EXPECT_NO_THROW((void)parse(config));
+    } else {
+      EXPECT_TRUE(refuses(config, path_of(config, "num_key_value_heads: expected an integer")));
+    }
+  }
 }
 
 TEST(BadFields, ThatContradictEachOther) {
@@ -218,6 +258,30 @@ TEST(BadFields, ThatContradictEachOther) {
   json narrow = config_of("deepseek_v32");
   narrow["index_head_dim"] = 8;
   EXPECT_TRUE(refuses(narrow, "index_head_dim: expected at least qk_rope_head_dim, 16, got 8"));
+  json uneven = config_of("deepseek_v2");
+  uneven["num_attention_heads"] = 3;
+  uneven["num_key_value_heads"] = 3;
+  EXPECT_TRUE(refuses(uneven, "hidden_size: expected a multiple of num_attention_heads, 3, got 256"));
+}
+
+TEST(HeadDim, IsAnotherNameOrIgnored) {
+  json lite = config_of("glm4_moe_lite");
+  lite["head_dim"] = 16;
+  EXPECT_NO_THROW((void)parse(lite));
+  lite["head_dim"] = 32;
+  EXPECT_TRUE(refuses(lite, "head_dim: expected the same as qk_rope_head_dim, 16, got 32"));
+  lite.erase("qk_rope_head_dim");
+  EXPECT_EQ(parse(lite).geometry.qk_rope_head_dim, 32);
+  lite["head_dim"] = 31;
+  EXPECT_TRUE(refuses(lite, "head_dim: expected an even number, got 31"));
+
+  json v3 = config_of("deepseek_v3");
+  v3["head_dim"] = 32;  // transformers would make frequencies for 32 dims
+  EXPECT_TRUE(refuses(v3, "head_dim: expected the same as qk_rope_head_dim, 16, got 32", Reading::transformers));
+  const ModelConfig engines = parse(v3);
+  EXPECT_EQ(engines.geometry.qk_rope_head_dim, 16);
+  EXPECT_TRUE(note_on(engines, "head_dim"));
+  EXPECT_FALSE(engines.readings_differ);  // the other reading gives no layer
 }
 
 TEST(Documents, OtherThanConfigurationsAreRefused) {
@@ -239,7 +303,7 @@ TEST(Documents, OtherThanConfigurationsAreRefused) {
   EXPECT_TRUE(refused(R"({"model_type": 3})", "some/file: model_type: expected a string, got 3"));
   EXPECT_TRUE(refused(R"({"model_type": "llama"})", "some/file: model_type: expected one of deepseek_v2, deepseek_v3"));
   EXPECT_TRUE(refused(R"({"model_type": "deepseek_v2", "model_type": "deepseek_v3"})", "\"model_type\" twice"));
-  EXPECT_TRUE(refused(R"({"model_type": "glm5_next"})", "text_config: expected an object, got nothing"));
+  EXPECT_TRUE(refused(R"({"model_type": "glm5_next"})", "some/file: num_hidden_layers: expected an integer"));
   EXPECT_TRUE(refused(R"({"model_type": "glm5_next", "text_config": []})", "text_config: expected an object"));
   EXPECT_TRUE(refused(R"({"model_type": "glm5_next", "text_config": {"model_type": "llama"}})",
                       "text_config.model_type: expected \"glm5_next_text\", got \"llama\""));
@@ -325,7 +389,8 @@ TEST(Presets, DeepSeek) {
 TEST(Presets, Glm) {
   const ModelConfig lite = preset("glm-4.7-flash");
   EXPECT_EQ(lite.geometry, (Geometry{20, 512, 192, 64, 256}));
-  EXPECT_EQ(lite.kv_a_norm_epsilon, 1e-6);
+  EXPECT_EQ(lite.kv_a_norm_epsilon, 1e-5);
+  EXPECT_EQ(preset("glm-4.7-flash", Reading::transformers).kv_a_norm_epsilon, 1e-6);
   EXPECT_EQ(lite.selection_rule(0), SelectionRule::none());
   EXPECT_THROW((void)lite.shard(8), Error);
 
@@ -334,13 +399,17 @@ TEST(Presets, Glm) {
   EXPECT_EQ(five.rope.theta, 1e6);
   EXPECT_DOUBLE_EQ(five.softmax_scale, 0.0625);
   EXPECT_TRUE(five.indexer->rope_interleave);
-  EXPECT_EQ(five.q_a_norm_epsilon, 1e-6);
+  EXPECT_EQ(five.q_a_norm_epsilon, 1e-5);
+  EXPECT_EQ(preset("glm-5", Reading::transformers).q_a_norm_epsilon, 1e-6);
+  EXPECT_EQ(five.max_position_embeddings, 202752);
   EXPECT_EQ(five.shares_selection, std::vector<bool>(78, false));
 }
 
 TEST(Presets, Glm52SharesInFours) {
   const ModelConfig config = preset("glm-5.2");
   ASSERT_EQ(config.num_layers, 78);
+  EXPECT_EQ(config.rope.theta, 8e6);
+  EXPECT_EQ(config.max_position_embeddings, 1048576);
   for (std::int64_t layer = 0; layer < 78; ++layer) {
     // Layers 0, 1, 2, 6, 10, ... score.
     const std::int64_t source = layer < 3 ? layer : layer - (layer - 2) % 4;
@@ -356,6 +425,13 @@ TEST(Presets, Glm52SharesInFours) {
   schedule["index_skip_topk_offset"] = 3;
   schedule["index_topk_pattern"] = nullptr;
   EXPECT_EQ(parse(schedule).shares_selection, config.shares_selection);
+  schedule["indexer_types"] = std::vector<std::string>(78, "full");
+  for (std::size_t layer = 0; layer < 78; ++layer) {
+    if (config.shares_selection[layer]) {
+      schedule["indexer_types"][layer] = "shared";
+    }
+  }
+  EXPECT_EQ(parse(schedule).shares_selection, config.shares_selection);  // both, as it is published
 }
 
 TEST(Presets, Glm53Flash) {

@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "numbers.h"
-#include "output.h"
 #include "stated_error.h"
 
 namespace headrace::app {
@@ -63,8 +62,21 @@ ForcedPathError forced_path_error(const Attention& attention, const Batch& batch
 }  // namespace
 
 LayerWeights ModelSource::weights(std::int64_t layer, DType compute, std::uint64_t seed) const {
-  return folder ? load_layer_weights(*folder, config, layer, 0, compute)
-                : random_layer_weights(config, layer, compute, seed);
+  if (!folder) {
+    return random_layer_weights(config, layer, compute, seed);
+  }
+  try {
+    return load_layer_weights(*folder, config, layer, 0, compute);
+  } catch (const Error& error) {
+    // A field made a dense model sparse, and the weights say otherwise.
+    const auto made = std::find_if(config.notes.begin(), config.notes.end(),
+                                   [](const ConfigNote& one) { return one.field == "index_topk"; });
+    if (made == config.notes.end() || error.argument().find(".indexer.") == std::string::npos) {
+      throw;
+    }
+    throw Error(error.argument(), fmt::format("{}, for index_topk is {}", error.expected(), made->chosen),
+                error.actual());
+  }
 }
 
 ModelSource find_model(const std::string& model, std::int64_t tp, Reading reading) {
@@ -131,6 +143,20 @@ Plan plan_step(const Attention& attention, const Batch& batch, const Options& op
       throw Error("--workspace-limit", error.expected(), error.actual());
     }
     throw;
+  }
+}
+
+void tell_notes(const ModelConfig& config) {
+  for (const ConfigNote& one : config.notes) {
+    note(fmt::format("note: {}: {}; {}", one.field, one.found, one.chosen));
+  }
+}
+
+void add_reading(Json& document, const ModelConfig& config) {
+  document["reading"] = name_of(config.reading);
+  document["notes"] = Json::array();
+  for (const ConfigNote& one : config.notes) {
+    document["notes"].push_back({{"field", one.field}, {"found", one.found}, {"chosen", one.chosen}});
   }
 }
 

@@ -10,6 +10,7 @@
 #include "headrace/layer.h"
 #include "headrace/model.h"
 #include "options.h"
+#include "output.h"
 #include "target.h"
 
 namespace headrace::app {
@@ -38,6 +39,12 @@ struct ModelSource {
 /// The plan of a step. @throws ForcedPathError when --force names a path that cannot serve it, with every reason
 [[nodiscard]] Plan plan_step(const Attention& attention, const Batch& batch, const Options& options,
                              const Target& target);
+
+/// Tells the notes of a configuration on stderr, a line each.
+void tell_notes(const ModelConfig& config);
+
+/// Adds "reading" and "notes" to a command's document.
+void add_reading(Json& document, const ModelConfig& config);
 
 /// Tells on stderr of a request with positions beyond the model's max_position_embeddings.
 void note_long_requests(const ModelConfig& config, const std::vector<RequestSpec>& batch);

@@ -5,6 +5,7 @@
 
 #include "commands.h"
 #include "headrace/model.h"
+#include "model_source.h"
 #include "output.h"
 #include "table.h"
 
@@ -41,22 +42,24 @@ Json indexer_json(const ModelConfig& config) {
 }
 
 Json model_json(const std::string& name, const ModelConfig& config) {
-  return {{"name", name},
-          {"model_type", config.model_type},
-          {"hidden_size", config.hidden_size},
-          {"layers",
-           {{"total", config.num_layers},
-            {"sparse_attention", count_layers(config, LayerKind::sparse_attention)},
-            {"full_attention", count_layers(config, LayerKind::full_attention)},
-            {"linear_attention", count_layers(config, LayerKind::linear_attention)},
-            {"shared_selection", count_shared(config)}}},
-          {"geometry", to_json(config.geometry)},
-          {"q_lora_rank", config.q_lora_rank ? Json(*config.q_lora_rank) : Json(nullptr)},
-          {"indexer", indexer_json(config)},
-          {"selection_rule", rule_of(config).to_string()},
-          {"softmax_scale", number(config.softmax_scale)},
-          {"max_position_embeddings", config.max_position_embeddings},
-          {"cache_bytes_per_token", cache_bytes(config)}};
+  Json model = {{"name", name},
+                {"model_type", config.model_type},
+                {"hidden_size", config.hidden_size},
+                {"layers",
+                 {{"total", config.num_layers},
+                  {"sparse_attention", count_layers(config, LayerKind::sparse_attention)},
+                  {"full_attention", count_layers(config, LayerKind::full_attention)},
+                  {"linear_attention", count_layers(config, LayerKind::linear_attention)},
+                  {"shared_selection", count_shared(config)}}},
+                {"geometry", to_json(config.geometry)},
+                {"q_lora_rank", config.q_lora_rank ? Json(*config.q_lora_rank) : Json(nullptr)},
+                {"indexer", indexer_json(config)},
+                {"selection_rule", rule_of(config).to_string()},
+                {"softmax_scale", number(config.softmax_scale)},
+                {"max_position_embeddings", config.max_position_embeddings},
+                {"cache_bytes_per_token", cache_bytes(config)}};
+  add_reading(model, config);
+  return model;
 }
 
 std::vector<std::string> model_row(const std::string& name, const ModelConfig& config) {
@@ -85,7 +88,7 @@ ExitStatus run_models(const Options& options) {
     Json document = new_document();
     document["models"] = Json::array();
     for (const std::string& name : preset_names()) {
-      document["models"].push_back(model_json(name, preset(name)));
+      document["models"].push_back(model_json(name, preset(name, options.reading)));
     }
     print_json(document);
     return kAllWell;
@@ -101,7 +104,7 @@ ExitStatus run_models(const Options& options) {
                {"selection rule (topk, pool)"},
                {"bf16 cache a token", Align::right}});
   for (const std::string& name : preset_names()) {
-    table.add(model_row(name, preset(name)));
+    table.add(model_row(name, preset(name, options.reading)));
   }
   fmt::print("{}", table.to_string());
   return kAllWell;

@@ -135,6 +135,12 @@ class OptionAdder {
   void model(const std::string& description) {
     app_.add_option("--model", options_.model, description)->type_name("MODEL")->required();
   }
+  void reading() {
+    text("--reading", "WHOSE", "where references read a config.json otherwise: engines (default) or transformers",
+         [&options = options_](const std::string& value) {
+           options.reading = named("--reading", [&] { return reading_from_name(value); });
+         });
+  }
   void batch() {
     text("--batch", "SPEC", "the step's requests: [COUNTx]QUERY[+CONTEXT],...",
          [&options = options_](const std::string& value) { options.batch = parse_batch_spec(value); })
@@ -249,7 +255,9 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 
 void add_models(CLI::App& app, Options& options) {
   CLI::App* const command = add_command(app, "models", "presets and their geometry", kModelsExamples);
-  OptionAdder(*command, options).json();
+  OptionAdder add(*command, options);
+  add.reading();
+  add.json();
   command->parse_complete_callback([&options] { options.command = Command::models; });
 }
 
@@ -258,6 +266,7 @@ void add_route(CLI::App& app, Options& options) {
       app, "route", "the plan of a step, and for each request the reasons against other paths", kRouteExamples);
   OptionAdder add(*command, options);
   add.model(kModelText);
+  add.reading();
   add.batch();
   add.tp();
   add.dtype("bfloat16");
@@ -279,6 +288,7 @@ void add_prefill(CLI::App& app, Options& options) {
       add_command(app, "prefill", "runs a layer over a batch; times by stage, checked on demand", kPrefillExamples);
   OptionAdder add(*command, options);
   add.model(std::string(kModelText) + "; without weights, seeded random ones of the model's shape");
+  add.reading();
   add.batch();
   add.tp();
   add.dtype("bfloat16");
@@ -300,6 +310,7 @@ void add_verify(CLI::App& app, Options& options) {
   CLI::App* const command = add_command(app, "verify", "compares with recorded outputs, path by path", kVerifyExamples);
   OptionAdder add(*command, options);
   add.model("a checkpoint folder: config.json and weights");
+  add.reading();
   add.recording("default: recording.safetensors in the model's folder");
   add.dtype("float32, as recordings are; bfloat16 on a GPU");
   add.cache_format();

@@ -64,6 +64,7 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
   document["device"] = device_text(options);
   document["threads"] = device::thread_count(options.threads);
   document["model"] = model.name;
+  add_reading(document, model.config);
   document["layer"] = layer;
   document["tp"] = options.tp;
   document["weights"] = model.folder ? "checkpoint" : "random";
@@ -163,6 +164,7 @@ PrefillReport run(const ModelSource& model, std::int64_t layer, const Options& o
   };
   try {
     return prefill(model, layer, options, [&](const PrefillStart& start) {
+      tell_notes(model.config);
       note_long_requests(model.config, options.batch);
       if (!options.json) {
         print_start(model, layer, options, start);

@@ -21,12 +21,14 @@ ExitStatus run_route(const Options& options) {
   const Target target = chosen_target(options);
   const Profile& profile = target.profile;
   const Plan plan = plan_step(attention, lengths.view(), options, target);
+  tell_notes(model.config);
   note_long_requests(model.config, options.batch);
   if (options.json) {
     Json document = new_document();
     document["device"] = name_of(target.device);
     document["threads"] = plan.threads();
     document["model"] = model.name;
+    add_reading(document, model.config);
     document["layer"] = layer;
     document["tp"] = options.tp;
     document["dtype"] = name_of(attention.compute);

@@ -62,7 +62,9 @@ struct ConfigNote {
 
 /// What a Hugging Face config.json says about a model's attention layers.
 struct HEADRACE_EXPORT ModelConfig {
-  std::string model_type;  ///< deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32, glm_moe_dsa, ...
+  /// deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32, glm_moe_dsa, ...: what its layers are. A deepseek_v3 that engines
+  /// read as a deepseek_v32 is one.
+  std::string model_type;
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;
   std::int64_t max_position_embeddings = 0;
@@ -78,7 +80,8 @@ struct HEADRACE_EXPORT ModelConfig {
   std::vector<bool> shares_selection;  ///< one a layer: takes the selection of the nearest earlier layer that scores
   std::string weight_prefix;           ///< "model.layers." or "model.language_model.layers."
   Reading reading = Reading::engines;  ///< which one this is
-  bool readings_differ = false;        ///< under the other reading some layer computes something else
+  /// Under the other reading some layer computes something else; false where that one refuses the configuration.
+  bool readings_differ = false;
   std::vector<ConfigNote> notes;
 
   /// One rank's share of the heads. @throws Error unless tp >= 1 divides the heads
@@ -93,21 +96,32 @@ struct HEADRACE_EXPORT ModelConfig {
 };
 
 /// Reads a configuration. Every field the architecture needs must be present, of the right type and in range. Only what
-/// published configurations leave out may be absent (or null), and then has the value of Hugging Face transformers:
+/// published configurations leave out may be absent, and then has the value of vLLM, SGLang and Hugging Face
+/// transformers:
 ///   num_key_value_heads            num_attention_heads, which it must equal
 ///   attention_bias                 false; true is not supported
-///   layer_types                    every layer alike; hybrid architectures must have it
-///   indexer_types, index_topk_pattern, index_topk_freq, index_skip_topk_offset   every layer scores
-///   indexer_rope_interleave        by architecture: false for deepseek_v32, true for glm_moe_dsa
+///   layer_types                    every layer alike; every fourth layer sparse in hybrid architectures, unless
+///   engines
+///                                  read linear_attn_config.kda_layers
+///   indexer_types, index_topk_pattern, index_topk_freq   every layer scores
+///   index_skip_topk_offset         2
+///   indexer_rope_interleave        false to engines; by architecture to transformers, whatever the field says
 ///   rope_interleave                true
-///   index_kpool, index_kpool_always_select_tail                                  16, true
-///   rope_scaling                   plain rope
+///   index_kpool, index_kpool_always_select_tail, index_kpool_compress   16, true, true; false is not supported
+///   rope_scaling, rope_parameters  plain rope
+///   their rope_type, rope_theta    "default"; the rope_theta beside them
 ///   YaRN's beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, truncate   as in struct Yarn
-///   rms_norm_eps                   not needed where the norms of q_a and kv_a do not use it
+///   YaRN's original_max_position_embeddings   max_position_embeddings
+///   rms_norm_eps                   1e-6 to transformers, where the norms of q_a and kv_a do not use it
+/// Null counts as absent in rope_scaling, rope_parameters, layer_types, indexer_types, index_topk_pattern, text_config
+/// and YaRN's numbers, means one query projection in q_lora_rank, and is refused elsewhere.
+/// docs/configurations.md says who reads which field, and what differs between the two readings. Fields that decide
+/// what another architecture computes and that this one ignores are noted.
 /// @param json  the text of a config.json
 /// @param name  how errors call it, e.g. the file's path
 /// @param reading  which reading counts where references disagree
-/// @throws Error for malformed JSON, an unknown model_type or rope type, a missing, mistyped or impossible field
+/// @throws Error for malformed JSON, an unknown model_type or rope type, a missing, mistyped or impossible field, or
+///         fields that contradict each other
 [[nodiscard]] HEADRACE_EXPORT ModelConfig parse_model_config(std::string_view json,
                                                              std::string_view name = "config.json",
                                                              Reading reading = Reading::engines);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "headrace/error.h"
@@ -38,29 +39,67 @@ const io::Json* ConfigFields::find(std::string_view key) const {
   return found == object_->end() || found->is_null() ? nullptr : &*found;
 }
 
-bool ConfigFields::is_null(std::string_view key) const {
-  const auto found = object_->find(key);
-  return found != object_->end() && found->is_null();
-}
-
 bool ConfigFields::is_string(std::string_view key) const {
   const io::Json* value = find(key);
   return value != nullptr && value->is_string();
 }
 
 void ConfigFields::fail(std::string_view key, std::string expected, std::string actual) const {
-  throw Error(fmt::format("{}: {}{}{}", document_, path_, path_.empty() ? "" : ".", key), std::move(expected),
-              std::move(actual));
+  throw Error(fmt::format("{}: {}", document_, path_of(key)), std::move(expected), std::move(actual));
 }
 
 void ConfigFields::fail(std::string_view key, std::string expected) const {
+  fail(key, std::move(expected), shown(key));
+}
+
+bool ConfigFields::is(std::string_view key, const io::Json& value) const {
   const auto found = object_->find(key);
-  fail(key, std::move(expected), found == object_->end() ? "nothing" : io::describe(*found));
+  return found != object_->end() && *found == value;
+}
+
+bool ConfigFields::same_values(std::string_view key, std::string_view other) const {
+  const auto found = object_->find(other);
+  return found != object_->end() && is(key, *found);
+}
+
+bool ConfigFields::is_all(std::string_view key, std::string_view value) const {
+  const io::Json* field = find(key);
+  if (field == nullptr) {
+    return false;
+  }
+  if (field->is_string()) {
+    return value.size() == 1 && field->get<std::string>().find_first_not_of(value) == std::string::npos;
+  }
+  return field->is_array() &&
+         std::all_of(field->begin(), field->end(), [&](const io::Json& item) { return item == value; });
+}
+
+std::vector<std::string> ConfigFields::keys() const {
+  std::vector<std::string> result;
+  for (const auto& item : object_->items()) {
+    result.push_back(item.key());
+  }
+  return result;
+}
+
+std::string ConfigFields::path_of(std::string_view key) const {
+  return path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
+}
+
+std::string ConfigFields::shown(std::string_view key) const {
+  const auto found = object_->find(key);
+  return found == object_->end() ? "nothing" : io::describe(*found);
+}
+
+bool ConfigFields::same_at(std::string_view key, const ConfigFields& other) const {
+  const auto mine = object_->find(key);
+  const auto its = other.object_->find(key);
+  return mine != object_->end() && its != other.object_->end() && *mine == *its;
 }
 
 std::optional<std::int64_t> ConfigFields::optional_integer(std::string_view key, std::int64_t low,
                                                            std::int64_t high) const {
-  return has(key) ? std::optional(integer(key, low, high)) : std::nullopt;
+  return present(key) ? std::optional(integer(key, low, high)) : std::nullopt;
 }
 
 std::int64_t ConfigFields::integer(std::string_view key, std::int64_t low, std::int64_t high) const {
@@ -73,7 +112,7 @@ std::int64_t ConfigFields::integer(std::string_view key, std::int64_t low, std::
 }
 
 std::optional<double> ConfigFields::optional_number(std::string_view key, Range range) const {
-  return has(key) ? std::optional(number(key, range)) : std::nullopt;
+  return present(key) ? std::optional(number(key, range)) : std::nullopt;
 }
 
 double ConfigFields::number(std::string_view key, Range range) const {
@@ -86,11 +125,11 @@ double ConfigFields::number(std::string_view key, Range range) const {
 }
 
 std::optional<bool> ConfigFields::optional_boolean(std::string_view key) const {
-  const io::Json* value = find(key);
-  if (value == nullptr) {
+  if (!present(key)) {
     return std::nullopt;
   }
-  if (!value->is_boolean()) {
+  const io::Json* value = find(key);
+  if (value == nullptr || !value->is_boolean()) {
     fail(key, "true or false");
   }
   return value->get<bool>();
@@ -108,7 +147,7 @@ ConfigFields ConfigFields::object(std::string_view key) const {
   if (value == nullptr || !value->is_object()) {
     fail(key, "an object");
   }
-  return ConfigFields(*value, document_, path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key));
+  return ConfigFields(*value, document_, path_of(key));
 }
 
 std::optional<ConfigFields> ConfigFields::optional_object(std::string_view key) const {
@@ -127,6 +166,23 @@ std::vector<std::string> ConfigFields::strings(std::string_view key, std::int64_
       fail(fmt::format("{}[{}]", key, result.size()), "a string", io::describe(item));
     }
     result.push_back(item.get<std::string>());
+  }
+  return result;
+}
+
+std::vector<std::int64_t> ConfigFields::layer_numbers(std::string_view key, std::int64_t num_layers) const {
+  const io::Json* value = find(key);
+  if (value == nullptr || !value->is_array()) {
+    fail(key, "an array of layer numbers");
+  }
+  std::vector<std::int64_t> result;
+  result.reserve(value->size());
+  for (const io::Json& item : *value) {
+    const std::optional<std::int64_t> number = as_integer(item, 0, num_layers - 1);
+    if (!number) {
+      fail(fmt::format("{}[{}]", key, result.size()), integer_in(0, num_layers - 1), io::describe(item));
+    }
+    result.push_back(*number);
   }
   return result;
 }

@@ -8,15 +8,21 @@
 #include <string>
 #include <utility>
 
+#include "geometry/ignored_fields.h"
 #include "geometry/limits.h"
 
 namespace headrace {
 namespace {
 
+constexpr std::string_view kLayerTypes = "layer_types";
+constexpr std::string_view kTypes = "indexer_types";
 constexpr std::string_view kPattern = "index_topk_pattern";
-constexpr std::int64_t kDefaultOffset = 2;  // of transformers
+constexpr std::string_view kFreq = "index_topk_freq";
+constexpr std::string_view kOffset = "index_skip_topk_offset";
+constexpr std::int64_t kDefaultOffset = 2;  // of transformers, vLLM and SGLang
+constexpr std::size_t kHybridPeriod = 4;    // every fourth layer of a hybrid attends where nothing says which
 
-// The field that decides on sharing, and what it says for each layer.
+// A field that decides on sharing, and what it says for each layer.
 struct Sharing {
   std::string_view key;
   std::vector<bool> shares;
@@ -68,8 +74,8 @@ std::vector<bool> parse_pattern(const ConfigFields& fields, std::int64_t num_lay
 }
 
 std::vector<bool> parse_schedule(const ConfigFields& fields, std::int64_t num_layers) {
-  const std::int64_t freq = fields.optional_integer("index_topk_freq", 1, kMaxLayers).value_or(1);
-  const std::int64_t offset = fields.optional_integer("index_skip_topk_offset", 0, kMaxLayers).value_or(kDefaultOffset);
+  const std::int64_t freq = fields.integer(kFreq, 1, kMaxLayers);
+  const std::int64_t offset = fields.optional_integer(kOffset, 0, kMaxLayers).value_or(kDefaultOffset);
   std::vector<bool> shares;
   for (std::int64_t i = 0; i < num_layers; ++i) {
     shares.push_back(std::max<std::int64_t>(i - offset + 1, 0) % freq != 0);
@@ -77,57 +83,153 @@ std::vector<bool> parse_schedule(const ConfigFields& fields, std::int64_t num_la
   return shares;
 }
 
-Sharing parse_sharing_fields(const ConfigFields& fields, std::int64_t num_layers) {
-  if (fields.has("indexer_types")) {
-    return {"indexer_types", parse_modes(fields, "indexer_types", num_layers)};
-  }
-  if (fields.is_string(kPattern)) {
-    return {kPattern, parse_pattern(fields, num_layers)};
+// Everything that is said on sharing, about the layers that select. A null schedule counts where nothing else decides.
+std::vector<Sharing> parse_sharing_fields(const ConfigFields& fields, const std::vector<LayerKind>& kinds) {
+  const auto num_layers = static_cast<std::int64_t>(kinds.size());
+  std::vector<Sharing> said;
+  if (fields.has(kTypes)) {
+    said.push_back({kTypes, parse_modes(fields, kTypes, num_layers)});
   }
   if (fields.has(kPattern)) {
-    return {kPattern, parse_modes(fields, kPattern, num_layers)};
+    said.push_back({kPattern, fields.is_string(kPattern) ? parse_pattern(fields, num_layers)
+                                                         : parse_modes(fields, kPattern, num_layers)});
   }
-  return {"index_skip_topk_offset", parse_schedule(fields, num_layers)};
+  static_cast<void>(fields.optional_integer(kOffset, 0, kMaxLayers));
+  if (fields.has(kFreq) || (fields.present(kFreq) && said.empty())) {
+    said.push_back({kFreq, parse_schedule(fields, num_layers)});
+  }
+  for (Sharing& sharing : said) {
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      sharing.shares[i] = sharing.shares[i] && kinds[i] == LayerKind::sparse_attention;
+    }
+  }
+  return said;
 }
 
-}  // namespace
-
-std::vector<LayerKind> parse_layer_kinds(const Architecture& architecture, const ConfigFields& fields,
-                                         std::int64_t num_layers) {
-  constexpr std::string_view kKey = "layer_types";
-  if (!fields.has(kKey) && !architecture.hybrid) {
-    const bool sparse = architecture.indexer != Architecture::Indexer::none;
-    return std::vector<LayerKind>(static_cast<std::size_t>(num_layers),
-                                  sparse ? LayerKind::sparse_attention : LayerKind::full_attention);
+void require_agreement(const ConfigFields& fields, const std::vector<Sharing>& said) {
+  for (const Sharing& other : said) {
+    const Sharing& first = said.front();
+    const auto [a, b] = std::mismatch(first.shares.begin(), first.shares.end(), other.shares.begin());
+    if (a != first.shares.end()) {
+      fields.fail(
+          other.key,
+          fmt::format("what {} says: layer {} {}", first.key, a - first.shares.begin(), *a ? "shares" : "scores"),
+          fmt::format("{}, by which it {}", fields.shown(other.key), *b ? "shares" : "scores"));
+    }
   }
+}
+
+void require_a_source(const ConfigFields& fields, const Sharing& sharing, const std::vector<LayerKind>& kinds) {
+  const auto first = std::find(kinds.begin(), kinds.end(), LayerKind::sparse_attention);
+  if (first != kinds.end() && sharing.shares[static_cast<std::size_t>(first - kinds.begin())]) {
+    fields.fail(sharing.key == kFreq && fields.present(kOffset) ? kOffset : sharing.key,
+                "a layer that scores before the first that shares",
+                fmt::format("layer {} sharing", first - kinds.begin()));
+  }
+}
+
+// Transformers does not read the fields for this architecture.
+std::vector<bool> ignore_sharing(const ConfigReader& reader, const std::vector<LayerKind>& kinds) {
+  for (const std::string_view key : {kTypes, kPattern, kFreq}) {
+    if (says_something(reader.fields, key)) {
+      reader.note_difference(key, "layers share selections by it", "every layer scores");
+    }
+  }
+  return std::vector<bool>(kinds.size(), false);
+}
+
+std::vector<LayerKind> by_kda_layers(const ConfigFields& linear, std::int64_t num_layers) {
+  std::vector<LayerKind> kinds(static_cast<std::size_t>(num_layers), LayerKind::sparse_attention);
+  for (const std::int64_t layer : linear.layer_numbers("kda_layers", num_layers)) {
+    kinds[static_cast<std::size_t>(layer)] = LayerKind::linear_attention;
+  }
+  return kinds;
+}
+
+std::vector<LayerKind> by_layer_types(const Architecture& architecture, const ConfigFields& fields,
+                                      std::int64_t num_layers) {
   std::vector<LayerKind> kinds;
-  for (const std::string& type : fields.strings(kKey, num_layers)) {
+  for (const std::string& type : fields.strings(kLayerTypes, num_layers)) {
     const std::optional<LayerKind> kind = kind_of(architecture, type);
     if (!kind) {
-      fields.fail(fmt::format("{}[{}]", kKey, kinds.size()), fmt::format("a kind that {} has", architecture.model_type),
-                  fmt::format("\"{}\"", type));
+      fields.fail(fmt::format("{}[{}]", kLayerTypes, kinds.size()),
+                  fmt::format("a kind that {} has", architecture.model_type), fmt::format("\"{}\"", type));
     }
     kinds.push_back(*kind);
   }
   return kinds;
 }
 
-std::vector<bool> parse_sharing(const Architecture& architecture, const ConfigFields& fields,
-                                const std::vector<LayerKind>& kinds) {
-  if (!architecture.shares_selection) {
+std::vector<LayerKind> every_fourth(std::int64_t num_layers) {
+  std::vector<LayerKind> kinds;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(num_layers); ++i) {
+    kinds.push_back(i % kHybridPeriod == kHybridPeriod - 1 ? LayerKind::sparse_attention : LayerKind::linear_attention);
+  }
+  return kinds;
+}
+
+// Transformers knows layer_types, vLLM linear_attn_config.kda_layers.
+std::vector<LayerKind> parse_hybrid_kinds(const ConfigReader& reader, std::int64_t num_layers) {
+  const ConfigFields& fields = reader.fields;
+  const std::optional<ConfigFields> linear = fields.optional_object("linear_attn_config");
+  const std::optional<std::vector<LayerKind>> kda =
+      linear && linear->has("kda_layers") ? std::optional(by_kda_layers(*linear, num_layers)) : std::nullopt;
+  if (fields.has(kLayerTypes)) {
+    std::vector<LayerKind> kinds = by_layer_types(reader.architecture, fields, num_layers);
+    if (kda && *kda != kinds) {
+      linear->fail("kda_layers", "the layers of linear attention that layer_types tells", "others");
+    }
+    return kinds;
+  }
+  std::vector<LayerKind> kinds = every_fourth(num_layers);
+  if (kda && *kda != kinds) {
+    reader.note_difference(*linear, "kda_layers", "these are linear attention", "every fourth layer is none");
+    return reader.as_engines() ? *kda : kinds;
+  }
+  if (!kda) {
+    reader.note(kLayerTypes, "nothing",
+                "every fourth layer is taken for sparse attention, as transformers fills it in");
+  }
+  return kinds;
+}
+
+}  // namespace
+
+std::vector<LayerKind> parse_layer_kinds(const ConfigReader& reader, std::int64_t num_layers) {
+  if (reader.architecture.hybrid) {
+    return parse_hybrid_kinds(reader, num_layers);
+  }
+  if (reader.fields.has(kLayerTypes)) {
+    return by_layer_types(reader.architecture, reader.fields, num_layers);
+  }
+  const bool sparse = reader.architecture.indexer != Architecture::Indexer::none;
+  return std::vector<LayerKind>(static_cast<std::size_t>(num_layers),
+                                sparse ? LayerKind::sparse_attention : LayerKind::full_attention);
+}
+
+std::vector<bool> parse_sharing(const ConfigReader& reader, const std::vector<LayerKind>& kinds) {
+  const ConfigFields& fields = reader.fields;
+  if (reader.architecture.indexer == Architecture::Indexer::none) {
     return std::vector<bool>(kinds.size(), false);
   }
-  Sharing sharing = parse_sharing_fields(fields, static_cast<std::int64_t>(kinds.size()));
-  bool have_selection = false;
-  for (std::size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i] != LayerKind::sparse_attention) {
-      sharing.shares[i] = false;
-      continue;
-    }
-    if (sharing.shares[i] && !have_selection) {
-      fields.fail(sharing.key, "a layer that scores before the first that shares", fmt::format("layer {} sharing", i));
-    }
-    have_selection = true;
+  const bool differ = !reader.architecture.transformers_shares_selection;
+  if (differ && !reader.as_engines()) {
+    return ignore_sharing(reader, kinds);
+  }
+  std::vector<Sharing> said = parse_sharing_fields(fields, kinds);
+  if (said.empty()) {
+    return std::vector<bool>(kinds.size(), false);
+  }
+  require_agreement(fields, said);
+  Sharing& sharing = said.front();
+  require_a_source(fields, sharing, kinds);
+  const bool any = std::find(sharing.shares.begin(), sharing.shares.end(), true) != sharing.shares.end();
+  if (any && differ) {
+    reader.note_difference(sharing.key, "layers share selections by it", "every layer scores");
+  }
+  if (any && fields.is("use_index_cache", false)) {
+    reader.note("use_index_cache", fmt::format("false, beside {}", sharing.key),
+                "layers share all the same: vLLM's documentation asks for true, but what selects does not read it");
   }
   return std::move(sharing.shares);
 }

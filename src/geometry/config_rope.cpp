@@ -1,101 +1,129 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "geometry/config_rope.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 
+#include "geometry/config_yarn.h"
 #include "geometry/limits.h"
+#include "geometry/yarn.h"
 
 namespace headrace {
 namespace {
 
-constexpr Range kTheta{2.0, 1e12};
-constexpr Range kFactor{1.0, 1e6};
-constexpr Range kBeta{1e-3, 1e6};
-constexpr Range kMscale{0.0, 100.0};
-constexpr Range kAttentionFactor{1e-3, 1e3};
-
-// Transformers treats 0 like an absent value in mscale, mscale_all_dim and the betas.
-std::optional<double> nonzero(std::optional<double> value) { return value == 0.0 ? std::nullopt : value; }
-
-double beta_or(const ConfigFields& fields, std::string_view key, double fallback) {
-  return nonzero(fields.optional_number(key, {0.0, kBeta.high})).value_or(fallback);
-}
-
-Yarn parse_yarn(const ConfigFields& fields) {
-  Yarn yarn;
-  yarn.factor = fields.number("factor", kFactor);
-  yarn.original_max_position_embeddings = fields.integer("original_max_position_embeddings", 1, kMaxPositions);
-  yarn.beta_fast = beta_or(fields, "beta_fast", yarn.beta_fast);
-  yarn.beta_slow = beta_or(fields, "beta_slow", yarn.beta_slow);
-  if (yarn.beta_fast < yarn.beta_slow) {
-    fields.fail("beta_fast", "at least beta_slow, " + std::to_string(yarn.beta_slow));
-  }
-  yarn.mscale = nonzero(fields.optional_number("mscale", kMscale));
-  yarn.mscale_all_dim = nonzero(fields.optional_number("mscale_all_dim", kMscale));
-  yarn.attention_factor = fields.optional_number("attention_factor", kAttentionFactor);
-  yarn.truncate = fields.optional_boolean("truncate").value_or(yarn.truncate);
-  return yarn;
-}
-
-// The key that gives the type: `rope_type`, or its older name `type`.
-std::string_view type_key(const ConfigFields& fields) {
-  if (!fields.has("rope_type") && fields.has("type")) {
-    return "type";
-  }
-  if (fields.has("type") && fields.string("type") != fields.string("rope_type")) {
-    fields.fail("type", "the same as rope_type, \"" + fields.string("rope_type") + "\"");
-  }
-  return "rope_type";
-}
+constexpr Range kThetaRange{2.0, 1e12};
+constexpr std::string_view kParameters = "rope_parameters";
+constexpr std::string_view kScaling = "rope_scaling";
+constexpr std::string_view kThetaKey = "rope_theta";
 
 // Rope on a part of qk_rope_head_dim only: no MLA model has it, and the frequencies would be others.
 void require_whole(const ConfigFields& fields) {
   constexpr std::string_view kKey = "partial_rotary_factor";
-  if (fields.has(kKey) && fields.number(kKey, {0.0, 1.0}) != 1.0) {
+  if (fields.present(kKey) && fields.number(kKey, {0.0, 1.0}) != 1.0) {
     fields.fail(kKey, "1");
   }
 }
 
-std::optional<Yarn> parse_scaling(const ConfigFields& fields) {
-  require_whole(fields);
-  const std::string_view key = type_key(fields);
-  const std::string type = fields.string(key);
-  if (type == "default") {
-    return std::nullopt;
+// An object whose type differs from layer to layer nests others; and a field that nobody reads may be a misspelt one.
+void check_keys(const ConfigReader& reader, const ConfigFields& rope) {
+  constexpr std::array<std::string_view, 4> kKnown = {"rope_type", "type", kThetaKey, "partial_rotary_factor"};
+  for (const std::string& key : rope.keys()) {
+    if (std::find(kKnown.begin(), kKnown.end(), key) != kKnown.end() || is_yarn_field(key)) {
+      continue;
+    }
+    if (rope.shown(key) == "an object") {
+      rope.fail(key, "no object: one rope for all layers");
+    }
+    reader.note(rope, key, rope.shown(key), "ignored: no field of rope");
   }
-  if (type != "yarn") {
-    fields.fail(key, "\"default\" or \"yarn\"");
+}
+
+// The object of either spelling. An empty one counts as absent, as in transformers.
+std::optional<ConfigFields> rope_object(const ConfigReader& reader) {
+  const auto given = [&](std::string_view key) {
+    const std::optional<ConfigFields> object = reader.fields.optional_object(key);
+    return object && !object->empty() ? object : std::nullopt;
+  };
+  const std::optional<ConfigFields> scaling = given(kScaling);
+  const std::optional<ConfigFields> parameters = given(kParameters);
+  if (scaling && parameters && !scaling->same_as(*parameters)) {
+    reader.note(kScaling, "beside a rope_parameters that says otherwise",
+                "rope_scaling is taken, by engines and transformers");
   }
-  return parse_yarn(fields);
+  return scaling ? scaling : parameters;
+}
+
+// `rope_type`, or its older name `type`; without either plain rope.
+std::string rope_type(const ConfigReader& reader, const ConfigFields& rope) {
+  const std::string_view key = rope.present("rope_type") || !rope.present("type") ? "rope_type" : "type";
+  const std::string type = rope.present(key) ? rope.string(key) : "default";
+  if (rope.present("type") && rope.string("type") != type) {
+    rope.fail("type", "the same as rope_type, \"" + type + "\"");
+  }
+  if (type != "default" && type != "yarn") {
+    rope.fail(key, "\"default\" or \"yarn\"");
+  }
+  if (!rope.present(key) && rope.has("factor")) {
+    reader.note(rope, key, "nothing, beside a factor",
+                "taken as \"default\", by engines and transformers: the context is not extended");
+  }
+  return type;
+}
+
+double parse_theta(const ConfigReader& reader, const std::optional<ConfigFields>& rope) {
+  if (!rope || !rope->present(kThetaKey)) {
+    if (!reader.fields.present(kThetaKey)) {
+      reader.fields.fail(kThetaKey, fmt::format("a number in [{:g}, {:g}], here, in {} or in {}", kThetaRange.low,
+                                                kThetaRange.high, kParameters, kScaling));
+    }
+    return reader.fields.number(kThetaKey, kThetaRange);
+  }
+  if (reader.fields.has(kThetaKey) && !rope->same_at(kThetaKey, reader.fields)) {
+    reader.note(kThetaKey,
+                fmt::format("{}, beside {} in {}", reader.fields.shown(kThetaKey), rope->shown(kThetaKey),
+                            rope->path_of(kThetaKey)),
+                fmt::format("{} is taken, by engines and transformers", rope->shown(kThetaKey)));
+  }
+  return rope->number(kThetaKey, kThetaRange);
+}
+
+bool parse_interleave(const ConfigReader& reader) {
+  constexpr std::string_view kKey = "rope_interleave";
+  const bool interleave = reader.fields.optional_boolean(kKey).value_or(true);
+  if (!interleave && !reader.architecture.has_rope_interleave) {
+    reader.fields.fail(kKey, "true, as the architecture always has it");
+  }
+  if (!interleave) {
+    reader.note(kKey, "false, which vLLM does not read", "taken as SGLang and transformers read it");
+  }
+  return interleave;
 }
 
 }  // namespace
 
-Rope parse_rope(const Architecture& architecture, const ConfigFields& fields, std::int64_t dim) {
+Rope parse_rope(const ConfigReader& reader, std::int64_t dim, std::int64_t max_positions) {
   Rope rope;
   rope.dim = dim;
-  rope.interleave = fields.optional_boolean("rope_interleave").value_or(true);
-  if (!rope.interleave && !architecture.has_rope_interleave) {
-    fields.fail("rope_interleave", "true, as the architecture always has it");
+  rope.interleave = parse_interleave(reader);
+  if (reader.architecture.nope_only) {
+    return rope;
   }
-  require_whole(fields);
-
-  const std::optional<ConfigFields> parameters = fields.optional_object("rope_parameters");
-  const std::optional<ConfigFields> scaling = fields.optional_object("rope_scaling");
-  if (parameters && scaling) {
-    fields.fail("rope_scaling", "nothing beside rope_parameters");
+  require_whole(reader.fields);
+  const std::optional<ConfigFields> object = rope_object(reader);
+  if (object) {
+    require_whole(*object);
+    check_keys(reader, *object);
+    if (rope_type(reader, *object) == "yarn") {
+      rope.yarn = parse_yarn(reader, *object, max_positions);
+    }
   }
-  if (parameters || scaling) {
-    rope.yarn = parse_scaling(parameters ? *parameters : *scaling);
-  }
-  if (architecture.nope_only) {
-    rope.yarn.reset();  // such a model ignores its rope fields, the softmax scale included
-  }
-  const ConfigFields& theta_owner =
-      parameters && (parameters->has("rope_theta") || !fields.has("rope_theta")) ? *parameters : fields;
-  if (dim > 0 || theta_owner.has("rope_theta")) {
-    rope.theta = theta_owner.number("rope_theta", kTheta);
+  if (dim > 0 || reader.fields.present(kThetaKey) || (object && object->present(kThetaKey))) {
+    rope.theta = parse_theta(reader, object);
   }
   return rope;
 }
@@ -105,8 +133,7 @@ double softmax_scale(std::int64_t qk_head_dim, const Rope& rope) {
   if (!rope.yarn || !rope.yarn->mscale_all_dim) {
     return scale;
   }
-  // A factor of 1 gives log 0 and so the mscale of 1 that the architectures define for it.
-  const double mscale = 0.1 * *rope.yarn->mscale_all_dim * std::log(rope.yarn->factor) + 1.0;
+  const double mscale = yarn_temperature(rope.yarn->factor, *rope.yarn->mscale_all_dim);
   return scale * mscale * mscale;
 }
 

@@ -84,9 +84,7 @@ std::int64_t ModelConfig::first_attention_layer() const {
   return found - layer_kinds.begin();
 }
 
-std::string_view name_of(Reading reading) noexcept {
-  return reading == Reading::engines ? "engines" : "transformers";
-}
+std::string_view name_of(Reading reading) noexcept { return reading == Reading::engines ? "engines" : "transformers"; }
 
 Reading reading_from_name(std::string_view name) {
   for (const Reading reading : {Reading::engines, Reading::transformers}) {

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "geometry/architecture.h"
 #include "geometry/config_fields.h"
+#include "geometry/config_indexer.h"
 #include "geometry/config_layers.h"
+#include "geometry/config_reader.h"
 #include "geometry/config_rope.h"
+#include "geometry/ignored_fields.h"
 #include "geometry/limits.h"
+#include "geometry/same_layers.h"
+#include "headrace/error.h"
 #include "headrace/model.h"
 #include "io/json.h"
 
@@ -13,11 +23,7 @@ namespace headrace {
 namespace {
 
 constexpr Range kEpsilon{1e-12, 1.0};
-constexpr double kDefaultEpsilon = 1e-6;  // of the architectures' RMSNorm and of the indexer's LayerNorm
-
-// Transformers' defaults for GLM-5.3-Flash's family.
-constexpr std::int64_t kDefaultPool = 16;
-constexpr bool kDefaultTail = true;
+constexpr double kDefaultEpsilon = 1e-6;  // of the RMSNorm of transformers' architectures
 
 const Architecture& architecture_of(const ConfigFields& document) {
   const Architecture* architecture = find_architecture(document.string("model_type"));
@@ -27,92 +33,172 @@ const Architecture& architecture_of(const ConfigFields& document) {
   return *architecture;
 }
 
-// The object that holds the language model's fields.
+// Whether the language model's fields lie in an object of their own. Without it they lie at the top, as transformers
+// and vLLM have it too.
+bool is_nested(const Architecture& architecture, const ConfigFields& document) {
+  return !architecture.text_config.empty() && document.has(architecture.text_config);
+}
+
 ConfigFields text_fields(const Architecture& architecture, const ConfigFields& document) {
-  if (architecture.text_config.empty()) {
+  if (!is_nested(architecture, document)) {
     return document;
   }
   ConfigFields fields = document.object(architecture.text_config);
   const std::string expected = std::string(architecture.model_type) + "_text";
-  if (fields.has("model_type") && fields.string("model_type") != expected) {
+  if (fields.present("model_type") && fields.string("model_type") != expected) {
     fields.fail("model_type", "\"" + expected + "\"");
   }
   return fields;
 }
 
-Geometry parse_geometry(const Architecture& architecture, const ConfigFields& fields) {
+std::int64_t parse_rope_dim(const ConfigReader& reader) {
+  constexpr std::string_view kKey = "qk_rope_head_dim";
+  constexpr std::string_view kOtherName = "head_dim";
+  const ConfigFields& fields = reader.fields;
+  const Architecture::HeadDim meaning = reader.architecture.head_dim;
+  const bool other_name = meaning == Architecture::HeadDim::rope_dim && fields.has(kOtherName);
+  const std::string_view key = other_name && !fields.present(kKey) ? kOtherName : kKey;
+  const std::int64_t dim = fields.integer(key, 0, reader.architecture.nope_only ? 0 : kMaxHeadDim);
+  if (dim % 2 != 0) {
+    fields.fail(key, "an even number");
+  }
+  const bool must_agree = other_name || (meaning == Architecture::HeadDim::of_transformers && !reader.as_engines() &&
+                                         fields.has(kOtherName));
+  if (must_agree && !fields.is(kOtherName, dim)) {
+    fields.fail(kOtherName, fmt::format("the same as {}, {}", kKey, dim));
+  }
+  return dim;
+}
+
+void check_key_heads(const ConfigFields& fields, bool nullable, std::int64_t heads) {
+  constexpr std::string_view kKey = "num_key_value_heads";
+  if (!fields.present(kKey) || (nullable && fields.is_null(kKey))) {
+    return;
+  }
+  if (fields.integer(kKey, 1, kMaxHeads) != heads) {
+    fields.fail(kKey, "num_attention_heads, " + std::to_string(heads));
+  }
+}
+
+Geometry parse_geometry(const ConfigReader& reader, const Architecture& named) {
+  const ConfigFields& fields = reader.fields;
   Geometry geometry;
   geometry.num_heads = fields.integer("num_attention_heads", 1, kMaxHeads);
   geometry.kv_lora_rank = fields.integer("kv_lora_rank", 1, kMaxLatentDim);
   geometry.qk_nope_head_dim = fields.integer("qk_nope_head_dim", 1, kMaxHeadDim);
-  geometry.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 0, architecture.nope_only ? 0 : kMaxHeadDim);
+  geometry.qk_rope_head_dim = parse_rope_dim(reader);
   geometry.v_head_dim = fields.integer("v_head_dim", 1, kMaxHeadDim);
-  if (geometry.qk_rope_head_dim % 2 != 0) {
-    fields.fail("qk_rope_head_dim", "an even number");
-  }
-  const std::int64_t key_heads =
-      fields.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(geometry.num_heads);
-  if (key_heads != geometry.num_heads) {
-    fields.fail("num_key_value_heads", "num_attention_heads, " + std::to_string(geometry.num_heads));
-  }
+  check_key_heads(fields, named.nullable_key_heads, geometry.num_heads);
   geometry.validate();
   return geometry;
 }
 
+std::int64_t parse_hidden_size(const ConfigReader& reader, std::int64_t heads) {
+  constexpr std::string_view kKey = "hidden_size";
+  const std::int64_t hidden = reader.fields.integer(kKey, 1, kMaxHidden);
+  if (reader.architecture.heads_divide_hidden && hidden % heads != 0) {
+    reader.fields.fail(kKey, fmt::format("a multiple of num_attention_heads, {}", heads));
+  }
+  return hidden;
+}
+
 // Null means that queries have one projection, which leaves an indexer nothing to project from.
-std::optional<std::int64_t> parse_q_lora_rank(const Architecture& architecture, const ConfigFields& fields) {
+std::optional<std::int64_t> parse_q_lora_rank(const ConfigReader& reader) {
   constexpr std::string_view kKey = "q_lora_rank";
-  if (architecture.indexer == Architecture::Indexer::none && fields.is_null(kKey)) {
+  if (reader.architecture.indexer == Architecture::Indexer::none && reader.fields.is_null(kKey)) {
     return std::nullopt;
   }
-  return fields.integer(kKey, 1, kMaxLatentDim);
+  return reader.fields.integer(kKey, 1, kMaxLatentDim);
 }
 
-void parse_kpool(const ConfigFields& fields, IndexerGeometry& indexer) {
-  indexer.kpool = true;
-  indexer.pool = fields.optional_integer("index_kpool", 1, indexer.topk).value_or(kDefaultPool);
-  indexer.tail = fields.optional_boolean("index_kpool_always_select_tail").value_or(kDefaultTail);
-  if (indexer.topk % indexer.pool != 0) {
-    fields.fail("index_topk", "a multiple of index_kpool, " + std::to_string(indexer.pool));
-  }
-}
-
-std::optional<IndexerGeometry> parse_indexer(const Architecture& architecture, const ConfigFields& fields,
-                                             std::int64_t rope_dim) {
-  if (architecture.indexer == Architecture::Indexer::none) {
-    return std::nullopt;
-  }
-  IndexerGeometry indexer;
-  indexer.num_heads = fields.integer("index_n_heads", 1, kMaxHeads);
-  indexer.head_dim = fields.integer("index_head_dim", 1, kMaxHeadDim);
-  indexer.topk = fields.integer("index_topk", 1, kMaxPositions);
-  indexer.rope_dim = rope_dim;
-  indexer.rope_interleave =
-      fields.optional_boolean("indexer_rope_interleave").value_or(architecture.indexer_rope_interleave);
-  indexer.key_norm_epsilon = kDefaultEpsilon;
-  if (indexer.head_dim < rope_dim) {
-    fields.fail("index_head_dim", "at least qk_rope_head_dim, " + std::to_string(rope_dim));
-  }
-  if (architecture.indexer == Architecture::Indexer::kpool) {
-    parse_kpool(fields, indexer);
-  }
-  return indexer;
-}
-
-double parse_norm_epsilon(const Architecture& architecture, const ConfigFields& fields) {
+double parse_norm_epsilon(const ConfigReader& reader) {
   constexpr std::string_view kKey = "rms_norm_eps";
-  if (architecture.norms_use_rms_norm_eps) {
-    return fields.number(kKey, kEpsilon);
+  if (reader.as_engines() || reader.architecture.transformers_norms_use_rms_norm_eps) {
+    const double epsilon = reader.fields.number(kKey, kEpsilon);
+    if (!reader.architecture.transformers_norms_use_rms_norm_eps && epsilon != kDefaultEpsilon) {
+      reader.note_difference(kKey, fmt::format("{:g} in the q_a and kv_a norms", epsilon),
+                             fmt::format("{:g} in them, whatever it says", kDefaultEpsilon));
+    }
+    return epsilon;
   }
   // Other norms of the model use the field, so a bad value means a damaged file.
-  static_cast<void>(fields.optional_number(kKey, kEpsilon));
+  const std::optional<double> epsilon = reader.fields.optional_number(kKey, kEpsilon);
+  if (epsilon && *epsilon != kDefaultEpsilon) {
+    reader.note_difference(kKey, fmt::format("{:g} in the q_a and kv_a norms", *epsilon),
+                           fmt::format("{:g} in them, whatever it says", kDefaultEpsilon));
+  }
   return kDefaultEpsilon;
 }
 
-void refuse_bias(const ConfigFields& fields) {
+void refuse_unsupported(const ConfigReader& reader) {
+  const ConfigFields& fields = reader.fields;
   if (fields.optional_boolean("attention_bias").value_or(false)) {
     fields.fail("attention_bias", "false: projections with a bias are not supported");
   }
+  constexpr std::string_view kQueryScaling = "llama_4_scaling";
+  if (fields.has(kQueryScaling)) {
+    if (reader.as_engines()) {
+      fields.fail(kQueryScaling, "nothing: queries that are scaled by position are not supported");
+    }
+    reader.note(kQueryScaling, fields.shown(kQueryScaling), "ignored, as transformers does; vLLM scales queries by it");
+  }
+}
+
+// The architecture whose layers these are: engines look for `index_topk`, transformers goes by the model's type.
+const Architecture& effective_architecture(const ConfigReader& reader) {
+  constexpr std::string_view kKey = "index_topk";
+  const Architecture& named = reader.architecture;
+  if (named.with_index_topk.empty() || !reader.fields.has(kKey)) {
+    return named;
+  }
+  reader.note_difference(kKey, fmt::format("{}, sparse attention", named.with_index_topk),
+                         fmt::format("{}, every layer attends to every key", named.model_type));
+  return reader.as_engines() ? *find_architecture(named.with_index_topk) : named;
+}
+
+// The indexer, whose missing fields may be asked for by one that the file does have.
+std::optional<IndexerGeometry> parse_indexer(const ConfigReader& reader, const Architecture& named,
+                                             std::int64_t rope_dim) {
+  try {
+    return parse_indexer(reader, rope_dim);
+  } catch (const Error& error) {
+    if (&reader.architecture == &named) {
+      throw;
+    }
+    throw Error(error.argument(),
+                fmt::format("{}, for index_topk makes this a {}", error.expected(), reader.architecture.model_type),
+                error.actual());
+  }
+}
+
+ModelConfig read(const ConfigFields& document, Reading reading) {
+  const Architecture& named = architecture_of(document);
+  const ConfigFields fields = text_fields(named, document);
+  ModelConfig config;
+  const ConfigReader of_named{named, fields, reading, config.notes};
+  const Architecture& architecture = effective_architecture(of_named);
+  const ConfigReader reader{architecture, fields, reading, config.notes};
+  refuse_unsupported(reader);
+
+  config.reading = reading;
+  config.model_type = architecture.model_type;
+  config.weight_prefix = is_nested(named, document) ? named.nested_weight_prefix : named.weight_prefix;
+  config.num_layers = fields.integer("num_hidden_layers", 1, kMaxLayers);
+  config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions);
+  config.geometry = parse_geometry(reader, named);
+  config.hidden_size = parse_hidden_size(reader, config.geometry.num_heads);
+  config.q_lora_rank = parse_q_lora_rank(reader);
+  config.rope = parse_rope(reader, config.geometry.qk_rope_head_dim, config.max_position_embeddings);
+  config.q_a_norm_epsilon = parse_norm_epsilon(reader);
+  config.kv_a_norm_epsilon = config.q_a_norm_epsilon;
+  config.softmax_scale = softmax_scale(config.geometry.qk_head_dim(), config.rope);
+  config.layer_kinds = parse_layer_kinds(reader, config.num_layers);
+  config.indexer = parse_indexer(reader, named, config.rope.dim);
+  config.shares_selection = parse_sharing(reader, config.layer_kinds);
+  const bool dense_with_index_topk = !named.with_index_topk.empty() && fields.has("index_topk");
+  note_ignored_fields(reader, dense_with_index_topk);
+  note_misplaced_fields(reader, document);
+  return config;
 }
 
 }  // namespace
@@ -120,26 +206,13 @@ void refuse_bias(const ConfigFields& fields) {
 ModelConfig parse_model_config(std::string_view json, std::string_view name, Reading reading) {
   const io::Json document_json = io::parse_json(json, name);
   const ConfigFields document(document_json, name, "");
-  const Architecture& architecture = architecture_of(document);
-  const ConfigFields fields = text_fields(architecture, document);
-  refuse_bias(fields);
-
-  ModelConfig config;
-  config.reading = reading;
-  config.model_type = architecture.model_type;
-  config.weight_prefix = architecture.weight_prefix;
-  config.hidden_size = fields.integer("hidden_size", 1, kMaxHidden);
-  config.num_layers = fields.integer("num_hidden_layers", 1, kMaxLayers);
-  config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions);
-  config.geometry = parse_geometry(architecture, fields);
-  config.q_lora_rank = parse_q_lora_rank(architecture, fields);
-  config.rope = parse_rope(architecture, fields, config.geometry.qk_rope_head_dim);
-  config.q_a_norm_epsilon = parse_norm_epsilon(architecture, fields);
-  config.kv_a_norm_epsilon = config.q_a_norm_epsilon;
-  config.softmax_scale = softmax_scale(config.geometry.qk_head_dim(), config.rope);
-  config.layer_kinds = parse_layer_kinds(architecture, fields, config.num_layers);
-  config.indexer = parse_indexer(architecture, fields, config.rope.dim);
-  config.shares_selection = parse_sharing(architecture, fields, config.layer_kinds);
+  ModelConfig config = read(document, reading);
+  try {
+    const Reading other = reading == Reading::engines ? Reading::transformers : Reading::engines;
+    config.readings_differ = !same_layers(config, read(document, other));
+  } catch (const Error&) {
+    config.readings_differ = false;  // the other reading gives no layer at all
+  }
   return config;
 }
 

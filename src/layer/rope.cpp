@@ -7,27 +7,11 @@
 #include <string>
 
 #include "device/parallel.h"
+#include "geometry/yarn.h"
 #include "headrace/error.h"
 
 namespace headrace::layer {
 namespace {
-
-/// YaRN's temperature: 0.1 * mscale * ln(factor) + 1 (section 3.4 of the paper), 1 where the context is not extended.
-double yarn_temperature(double factor, double mscale) {
-  return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
-}
-
-double yarn_attention_factor(const Yarn& yarn) {
-  if (yarn.attention_factor) {
-    return *yarn.attention_factor;
-  }
-  const double mscale = yarn.mscale.value_or(0.0);
-  const double mscale_all_dim = yarn.mscale_all_dim.value_or(0.0);
-  if (mscale != 0.0 && mscale_all_dim != 0.0) {
-    return yarn_temperature(yarn.factor, mscale) / yarn_temperature(yarn.factor, mscale_all_dim);
-  }
-  return yarn_temperature(yarn.factor, 1.0);
-}
 
 /// How much of each pair's frequency is divided by `factor`: 0 for pairs that turn more than beta_fast times within the
 /// original context, 1 for those that turn less than beta_slow times, linear in the pair's number between

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/configs.h"
 
+#include <algorithm>
+
 #include "support/errors.h"
 
 namespace headrace::test {
@@ -54,10 +56,18 @@ std::string path_of(const json& config, const std::string& field) {
   return (config.contains("text_config") ? "text_config." : "") + field;
 }
 
-ModelConfig parse(const json& config) { return parse_model_config(config.dump()); }
+ModelConfig parse(const json& config, Reading reading) {
+  return parse_model_config(config.dump(), "config.json", reading);
+}
 
-::testing::AssertionResult refuses(const json& config, const std::string& message) {
-  return throws_error([&] { (void)parse(config); }, message);
+std::optional<ConfigNote> note_on(const ModelConfig& config, const std::string& field) {
+  const auto found = std::find_if(config.notes.begin(), config.notes.end(),
+                                  [&](const ConfigNote& note) { return note.field == field; });
+  return found == config.notes.end() ? std::nullopt : std::optional(*found);
+}
+
+::testing::AssertionResult refuses(const json& config, const std::string& message, Reading reading) {
+  return throws_error([&] { (void)parse(config, reading); }, message);
 }
 
 std::string letters(const std::vector<bool>& shares) {

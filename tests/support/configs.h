@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,7 @@
 
 namespace headrace::test {
 
-/// Every model_type that Headrace reads.
+/// Every model_type that Headrace reads, but for glm5_next_text, which is glm5_next's without a text_config.
 [[nodiscard]] const std::vector<std::string>& model_types();
 
 /// One small configuration an architecture, of 8 layers and 4 heads; tests change fields of it.
@@ -21,10 +22,14 @@ namespace headrace::test {
 [[nodiscard]] nlohmann::json& text_of(nlohmann::json& config);
 [[nodiscard]] std::string path_of(const nlohmann::json& config, const std::string& field);
 
-[[nodiscard]] ModelConfig parse(const nlohmann::json& config);
+[[nodiscard]] ModelConfig parse(const nlohmann::json& config, Reading reading = Reading::engines);
+
+/// The note on a field, by its path; nothing where there is none.
+[[nodiscard]] std::optional<ConfigNote> note_on(const ModelConfig& config, const std::string& field);
 
 /// Succeeds when parsing throws an Error whose message contains `message`.
-[[nodiscard]] ::testing::AssertionResult refuses(const nlohmann::json& config, const std::string& message);
+[[nodiscard]] ::testing::AssertionResult refuses(const nlohmann::json& config, const std::string& message,
+                                                 Reading reading = Reading::engines);
 
 /// A letter a layer: S where it shares a selection, else F.
 [[nodiscard]] std::string letters(const std::vector<bool>& shares);

@@ -517,7 +517,7 @@ FAULTS = (
     Fault(
         "tail/config",
         "a model whose file does not say has none",
-        "src/geometry/parse_model_config.cpp",
+        "src/geometry/config_indexer.cpp",
         "constexpr bool kDefaultTail = true;",
         "constexpr bool kDefaultTail = false;",
         ("config_layers_test",),
