@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "headrace/dtype.h"
@@ -31,11 +32,18 @@ struct HEADRACE_EXPORT Profile {
   void validate() const;
 };
 
-/// Measures this machine: runs each path on small problems and solves for the rates. Takes a second or two.
-/// @param threads  0: as many as the machine has
-[[nodiscard]] HEADRACE_EXPORT Profile measure_profile(DType compute, int threads);
+/// Most threads that anything here runs on: more in a call is a mistake, not a machine.
+inline constexpr int kMaxThreads = 1024;
 
-/// A profile as JSON, {"schema": 1, ...}; the file is replaced at once or not at all.
+/// Measures this machine: runs each path on small problems and solves for the rates. Takes some seconds, or twenty on a
+/// slow or busy machine. Where the rates do not settle, the result is that of nominal_cpu, under its name.
+/// @param threads   in [0, kMaxThreads]; 0: as many as the machine has
+/// @param progress  called now and then, from the caller's thread, with the share that is done, rising from 0 to 1
+/// @throws Error for a number of threads, or a dtype, that nothing runs in
+[[nodiscard]] HEADRACE_EXPORT Profile measure_profile(DType compute, int threads,
+                                                      const std::function<void(double share)>& progress = {});
+
+/// A profile as JSON, {"schema": 2, ...}; the file is replaced at once or not at all.
 /// @throws Error when it cannot be written
 HEADRACE_EXPORT void save_profile(const Profile& profile, const std::filesystem::path& file);
 
