@@ -14,7 +14,6 @@ endfunction()
 
 expect_refusal(--lnit)
 expect_refusal(lint)
-expect_refusal("")
 expect_refusal(--lint --fuzz)
 execute_process(COMMAND ${CMAKE_COMMAND} -E env PATH= ${bash} ${SOURCE}/tools/setup.sh --help RESULT_VARIABLE status
                 OUTPUT_VARIABLE out)

@@ -9,8 +9,8 @@
 
 namespace headrace {
 
-/// What people call the types, in capitals or not. Everything that reads such a name from a person or a file of ours
-/// asks here, so that no command refuses a spelling that another takes.
+// What people call the types, in capitals or not. Everything that reads such a name from a person or a file of ours
+// asks here, so that no command refuses a spelling that another takes.
 
 /// "float32" or "fp32", "bfloat16" or "bf16": the types that attention computes in. Nothing for any other text.
 [[nodiscard]] std::optional<DType> compute_from_name(std::string_view text);

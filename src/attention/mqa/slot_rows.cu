@@ -50,9 +50,10 @@ __global__ void __launch_bounds__(kThreads) slot_copy_kernel(const SlotCopy p, c
 
 void expect(bool well, const char* name, const char* expected, const ConstAnyView& view) {
   if (!well) {
-    throw Error(name, expected,
-                std::to_string(view.dim(2)) + " columns at " +
-                    layout_text(view.data(), kChunkBytes, {view.stride(0), view.stride(1), view.stride(2)}, "elements"));
+    throw Error(
+        name, expected,
+        std::to_string(view.dim(2)) + " columns at " +
+            layout_text(view.data(), kChunkBytes, {view.stride(0), view.stride(1), view.stride(2)}, "elements"));
   }
 }
 

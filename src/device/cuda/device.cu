@@ -28,7 +28,8 @@ CudaDevice::CudaDevice(int ordinal) {
     if (found == 0) {
       throw Error("device", "a GPU and its driver", "none: no CUDA device was found");
     }
-    throw Error("device", found == 1 ? "0, the one GPU that was found" : "one of the GPUs 0 to " + std::to_string(found - 1),
+    throw Error("device",
+                found == 1 ? "0, the one GPU that was found" : "one of the GPUs 0 to " + std::to_string(found - 1),
                 std::to_string(ordinal));
   }
   device::cuda::make_current(ordinal);
