@@ -18,15 +18,16 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 SelectionRule choose_rule(std::int64_t kind, std::int64_t topk, ByteSource& source) {
   const std::int64_t pool = 1 + source.below(std::min<std::int64_t>(topk, 5));
+  const std::int64_t pooled = topk / pool * pool;
   switch (kind) {
     case 1:
       return SelectionRule::none();
     case 2:
       return SelectionRule::lightning(topk);
     case 3:
-      return SelectionRule::kpool(topk, pool, true);
+      return SelectionRule::kpool(pooled, pool, true);
     case 4:
-      return SelectionRule::kpool(topk, pool, false);
+      return SelectionRule::kpool(pooled, pool, false);
     default:
       return SelectionRule::opaque();
   }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/dtype_names.h"
 #include "handles.h"
 #include "headrace/cache.h"
 #include "headrace/selection.h"
@@ -78,17 +79,17 @@ Value find_name(const char* argument, const std::array<std::pair<std::string_vie
   throw Error(argument, "one of " + names, '"' + std::string(text) + '"');
 }
 
-constexpr std::array kCompute = {std::pair<std::string_view, DType>{"float32", DType::float32},
-                                 std::pair<std::string_view, DType>{"bfloat16", DType::bfloat16}};
 constexpr std::array kSpaces = {
     std::pair<std::string_view, SelectionSpace>{"request_position", SelectionSpace::request_position},
     std::pair<std::string_view, SelectionSpace>{"cache_slot", SelectionSpace::cache_slot}};
 
-auto formats() {
-  using Entry = std::pair<std::string_view, CacheFormat>;
-  const auto entry = [](CacheFormat format) { return Entry{name_of(format), format}; };
-  return std::array{entry(CacheFormat::float32), entry(CacheFormat::bfloat16), entry(CacheFormat::fp8),
-                    entry(CacheFormat::fp8_ds_mla)};
+template <class Value>
+Value expect_known(const char* argument, const std::optional<Value>& found, std::string_view names,
+                   std::string_view text) {
+  if (!found) {
+    throw Error(argument, std::string(names), '"' + std::string(text) + '"');
+  }
+  return *found;
 }
 
 }  // namespace
@@ -99,16 +100,18 @@ Attention attention_of(const HrAttention& attention) {
     throw Error("rule", "none, lightning(TOPK), kpool(TOPK, POOL, tail), kpool(TOPK, POOL), opaque or opaque(WIDTH)",
                 '"' + std::string(attention.rule) + '"');
   }
-  Attention result{.geometry = {.num_heads = attention.num_heads,
-                                .kv_lora_rank = attention.kv_lora_rank,
-                                .qk_nope_head_dim = attention.qk_nope_head_dim,
-                                .qk_rope_head_dim = attention.qk_rope_head_dim,
-                                .v_head_dim = attention.v_head_dim},
-                   .rule = *rule,
-                   .scale = attention.scale,
-                   .compute = find_name("compute", kCompute, attention.compute),
-                   .format = find_name("cache_format", formats(), attention.cache_format),
-                   .space = find_name("space", kSpaces, attention.space)};
+  Attention result{
+      .geometry = {.num_heads = attention.num_heads,
+                   .kv_lora_rank = attention.kv_lora_rank,
+                   .qk_nope_head_dim = attention.qk_nope_head_dim,
+                   .qk_rope_head_dim = attention.qk_rope_head_dim,
+                   .v_head_dim = attention.v_head_dim},
+      .rule = *rule,
+      .scale = attention.scale,
+      .compute = expect_known("compute", compute_from_name(attention.compute), kComputeNames, attention.compute),
+      .format = expect_known("cache_format", cache_format_from_name(attention.cache_format), kCacheFormatNames,
+                             attention.cache_format),
+      .space = find_name("space", kSpaces, attention.space)};
   result.validate();
   return result;
 }

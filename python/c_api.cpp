@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "handles.h"
@@ -21,6 +22,10 @@ Limits limits_of(const HrLimits& limits) {
   if (limits.workspace_bytes >= 0) {
     result.workspace_bytes = limits.workspace_bytes;
   }
+  if (limits.threads < 0 || limits.threads > kMaxThreads) {
+    throw Error("threads", "a number in [0, " + std::to_string(kMaxThreads) + "], 0 for all of the machine's",
+                std::to_string(limits.threads));
+  }
   result.device.threads = limits.threads;
   if (limits.device != nullptr) {
     result.device.cuda = limits.device->cuda;
@@ -29,6 +34,23 @@ Limits limits_of(const HrLimits& limits) {
   result.max_seq_len = limits.max_seq_len;
   result.max_requests = limits.max_requests;
   return result;
+}
+
+/// Runs `work`; where an Error of it names `inside`, the caller knows that as `argument`.
+template <class Work>
+auto with_name(std::string_view inside, const char* argument, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (error.argument() == inside) {
+      throw Error(argument, error.expected(), error.actual());
+    }
+    throw;
+  }
+}
+
+Path path_of(const char* argument, const char* name) {
+  return with_name("path", argument, [&] { return path_from_name(name); });
 }
 
 Place place_of(const Plan& plan) {
@@ -137,8 +159,10 @@ void hr_device_free(HrDevice* device) { delete device; }
 
 HrError* hr_workspace_bound(const HrAttention* attention, const HrLimits* limits, int64_t* bytes) {
   return guarded([&] {
-    *bytes =
-        headrace::workspace_bound(headrace::python::attention_of(*attention), headrace::python::limits_of(*limits));
+    *bytes = headrace::python::with_name("limits.workspace_bytes", "workspace_limit", [&] {
+      return headrace::workspace_bound(headrace::python::attention_of(*attention),
+                                       headrace::python::limits_of(*limits));
+    });
   });
 }
 
@@ -147,11 +171,13 @@ HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, cons
   return guarded([&] {
     headrace::Hints hints;
     if (force != nullptr) {
-      hints.force = headrace::path_from_name(force);
+      hints.force = headrace::python::path_of("force", force);
     }
     auto made = std::make_unique<HrPlan>();
-    made->plan = headrace::plan(headrace::python::attention_of(*attention), headrace::python::batch_of(*batch),
-                                headrace::python::limits_of(*limits), hints);
+    made->plan = headrace::python::with_name("limits.workspace_bytes", "workspace_limit", [&] {
+      return headrace::plan(headrace::python::attention_of(*attention), headrace::python::batch_of(*batch),
+                            headrace::python::limits_of(*limits), hints);
+    });
     *plan = made.release();
   });
 }
@@ -160,7 +186,7 @@ HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch) {
 }
 int64_t hr_plan_workspace_bytes(const HrPlan* plan) { return plan->plan.workspace_bytes(); }
 HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes) {
-  return guarded([&] { *bytes = plan->plan.kept_bytes(headrace::path_from_name(path)); });
+  return guarded([&] { *bytes = plan->plan.kept_bytes(headrace::python::path_of("path", path)); });
 }
 int64_t hr_plan_requests(const HrPlan* plan) { return static_cast<int64_t>(plan->plan.requests().size()); }
 HrError* hr_plan_request(const HrPlan* plan, int64_t request, HrRequestPlan* result) {

@@ -21,15 +21,17 @@ TEST(BatchSpec, ReadsTheDocumentedForms) {
   EXPECT_EQ(parse_batch_spec("2k,4k+2k"), (Specs{{2048, 0}, {4096, 2048}}));
   EXPECT_EQ(parse_batch_spec("2048,1x3000+1096,2x1+8k"), (Specs{{2048, 0}, {3000, 1096}, {1, 8192}, {1, 8192}}));
   EXPECT_EQ(parse_batch_spec("1kx1").size(), 1024U);
+  EXPECT_EQ(parse_batch_spec("4K,1m,2x1+1M"), (Specs{{4096, 0}, {1 << 20, 0}, {1, 1 << 20}, {1, 1 << 20}}));
 }
 
 TEST(BatchSpec, TakesRequestsWithoutNewTokens) { EXPECT_EQ(parse_batch_spec("0,0+7"), (Specs{{0, 0}, {0, 7}})); }
 
 TEST(BatchSpec, RefusesWhatIsMalformed) {
-  for (const char* text : {"",        ",",  "1,",   ",1",    "x",     "x1",     "2x",  "0x1",  "-1",
-                           "1+-1",    "+1", "1+",   "1++2",  "1x2x3", "k",      "1kk", "1.5k", "2K",
-                           " 1",      "1 ", "1, 2", "0x10+", "1e3",   "2048+k", "one", "1x+3", "99999999999999999999",
-                           "3000000k"}) {
+  for (const char* text :
+       {"",         ",",    "1,",   ",1",    "x",     "x1",     "2x",  "0x1",  "-1",
+        "1+-1",     "+1",   "1+",   "1++2",  "1x2x3", "k",      "1kk", "1.5k", "1mk",
+        " 1",       "1 ",   "1, 2", "0x10+", "1e3",   "2048+k", "one", "1x+3", "99999999999999999999",
+        "3000000k", "3000m"}) {
     SCOPED_TRACE(text);
     try {
       (void)parse_batch_spec(text);

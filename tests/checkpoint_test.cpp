@@ -296,7 +296,7 @@ TEST_F(CheckpointTest, ShardsGiveWhatOneFileGives) {
     EXPECT_EQ(std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.size_bytes())), 0);
   }
   std::filesystem::remove(folder_.path() / "model-1.safetensors");
-  EXPECT_TRUE(refuses(small_config(), "model-1.safetensors: expected a readable file"));
+  EXPECT_TRUE(refuses(small_config(), "model-1.safetensors: expected a file, got nothing"));
 }
 
 TEST_F(CheckpointTest, NamesEachMissingTensor) {

@@ -32,9 +32,9 @@ TEST(Cli, WithoutAGpuTheErrorSaysWhatIsMissing) {
   }
   const Result result = run("route --model glm-5 --batch 1 --device cuda");
   EXPECT_EQ(result.status, 1);
-  EXPECT_TRUE(result.err.find("expected a GPU with its driver, got none") != std::string::npos ||
-              result.err.find("expected a library built with CUDA (HEADRACE_CUDA), got one without") !=
-                  std::string::npos)
+  EXPECT_TRUE(
+      result.err.find("expected a GPU and its driver, got none: no CUDA device was found") != std::string::npos ||
+      result.err.find("expected a library built with CUDA (HEADRACE_CUDA), got one without") != std::string::npos)
       << result.err;
   EXPECT_EQ(result.err.substr(0, 20), "headrace: --device: ") << result.err;
 }

@@ -28,6 +28,8 @@ TEST(Cli, MisuseIsStatus2) {
   for (const char* arguments : {"bogus",
                                 "models --bogus",
                                 "models extra",
+                                "--version models",
+                                "models --json=maybe",
                                 "route --model glm-5",
                                 "route --batch 1",
                                 "route --model no-such-model --batch 1",
@@ -41,11 +43,12 @@ TEST(Cli, MisuseIsStatus2) {
                                 "route --model glm-5 --batch 1 --layer 78",
                                 "route --model glm-5 --batch 1 --force flash",
                                 "route --model glm-5 --batch 4k --workspace-limit 1KiB",
-                                "route --model glm-5 --batch 1 --workspace-limit 1GB",
+                                "route --model glm-5 --batch 1 --workspace-limit 1.5GB",
                                 "route --model glm-5 --batch 1 --kv-cache-dtype fp4",
                                 "route --model glm-5 --batch 1 --dtype float16",
                                 "route --model glm-5 --batch 1 --device gpu",
                                 "route --model glm-5 --batch 1 --threads 0",
+                                "route --model glm-5 --batch 1 --threads 1000000",
                                 "route --model glm-5 --batch 1 --selection drift:2",
                                 "route --model glm-5 --batch 1 --selection magic",
                                 "prefill --model glm-5 --batch 1 --selection recorded",
@@ -79,6 +82,78 @@ TEST(Cli, UsageErrorsSayWhereToLook) {
   says("prefill --model glm-5 --batch 1 extra", "headrace prefill --help");
   says("bogus", "unknown command \"bogus\"; the commands are models, route, prefill, verify, validate, bench, doctor");
   says("prefill --model deepseek-v3 --batch 1000x1000k", "--batch, --tp or --prefill-chunk");
+  for (const char* twice : {"models --json --json", "--json models --json", "--json --json models"}) {
+    says(twice, "headrace: --json: given twice; see \"headrace models --help\"");
+  }
+  says("route --model glm-5 --batch", "headrace: --batch: takes a value, and none follows");
+  says("validate file", "\"file\" is neither an option nor the value of one");
+}
+
+TEST(Cli, ErrorsSayWhatWasProbablyMeant) {
+  const auto says = [](const std::string& arguments, const std::string& text) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+  };
+  says("rout --model glm-5", "unknown command \"rout\" (did you mean \"route\"?)");
+  says("route --model glm-5 --bacth 4k", "unknown option \"--bacth\" (did you mean \"--batch\"?)");
+  says("route --model glm-5 --batch 1 --bacth=4k", "unknown option \"--bacth\" (did you mean \"--batch\"?)");
+  says("route --model glm-5.3 --batch 4k", "got \"glm-5.3\" (did you mean \"glm-5.3-flash\"?)");
+  says("--vresion", "unknown option \"--vresion\" (did you mean \"--version\"?)");
+  const Result far = run("route --model glm-5 --batch 4k --bogus");
+  EXPECT_EQ(far.err.find("did you mean"), std::string::npos) << far.err;
+}
+
+TEST(Cli, ALayerThatIsNoneIsAnsweredWithThoseThatAre) {
+  const auto says = [](const std::string& arguments, const std::string& text) {
+    const Result result = run("route --batch 1 " + arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+  };
+  says("--model glm-5.3-flash --layer 0", "expected one of layers 3 to 43 in steps of 4, got 0, which is linear");
+  says("--model glm-5.3-flash --layer 45", "expected one of layers 3 to 43 in steps of 4, got 45 of a model with 45");
+  says("--model deepseek-v3.2 --layer 61", "expected one of layers 0 to 60, got 61");
+}
+
+TEST(Cli, DtypesAndSizesAreTakenAsPeopleSpellThem) {
+  const auto same = [](const std::string& options, const std::string& plain) {
+    const std::string route = "route --json --model glm-5 --batch 4k ";
+    const Result result = run(route + options);
+    ASSERT_EQ(result.status, 0) << options << result.err;
+    EXPECT_EQ(result.json(), run(route + plain).json()) << options;
+  };
+  for (const char* name : {"bf16", "bfloat16", "BF16"}) {
+    same(std::string("--dtype ") + name, "");
+    same(std::string("--kv-cache-dtype ") + name, "");
+  }
+  for (const char* name : {"fp32", "float32"}) {
+    same(std::string("--dtype ") + name, "--dtype float32");
+    same(std::string("--kv-cache-dtype ") + name, "--kv-cache-dtype float32");
+  }
+  same("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8");
+  for (const char* size : {"32M", "32m", "32MiB", "32mib"}) {
+    same(std::string("--workspace-limit ") + size, "--workspace-limit 33554432");
+  }
+  same("--workspace-limit 32MB", "--workspace-limit 32000000");
+  EXPECT_EQ(run("route --model glm-5 --batch 4K --json").json(), run("route --model glm-5 --batch 4k --json").json());
+  const std::string chunked = "prefill --batch 0 --model glm-5.3-flash --tp 8 --prefill-chunk ";
+  EXPECT_EQ(run(chunked + "4K").status, 0);
+  EXPECT_EQ(run(chunked + "1m").status, 0);
+}
+
+TEST(Cli, BrokenFilesAreNamedInPlainWords) {
+  const TemporaryFolder folder;
+  const std::string model = folder.path().string();
+  const auto error = [&] { return run("route --batch 1 --model " + model).err; };
+  EXPECT_NE(error().find("config.json: expected a file, got nothing: there is no file of this name"), std::string::npos)
+      << error();
+  write_file(folder.path() / "config.json", "{\n \"model_type\": \"glm_moe_dsa\",\n \"x\": }");
+  EXPECT_NE(error().find("expected JSON, got an error in line 3, column 7: unexpected '}'"), std::string::npos)
+      << error();
+  EXPECT_EQ(error().find("json.exception"), std::string::npos) << error();
+  write_file(folder.path() / "profile", R"({"schema": 2, "name": "x", "compute": "bf16", "threads": 1})");
+  const std::string profile = run("route --batch 1 --model glm-5 --profile " + model + "/profile").err;
+  EXPECT_NE(profile.find("profile: product_gflops: expected a value, got nothing"), std::string::npos) << profile;
 }
 
 /// With --help at its end, a command line is parsed and nothing is run.

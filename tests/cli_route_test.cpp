@@ -113,7 +113,7 @@ TEST(Cli, RouteShowsASplitRequestInNarrowLines) {
   EXPECT_NE(result.out.find("1 request, 16384 new tokens"), std::string::npos) << result.out;
   std::istringstream lines(result.out);
   for (std::string line; std::getline(lines, line);) {
-    EXPECT_LE(line.size(), 120U) << line;
+    EXPECT_LE(line.size(), 80U) << line;
   }
 }
 

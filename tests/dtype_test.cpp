@@ -8,8 +8,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <string_view>
 #include <vector>
 
+#include "core/dtype_names.h"
+#include "core/layout_text.h"
 #include "support/random.h"
 
 namespace headrace {
@@ -202,6 +206,31 @@ TEST(DType, SizesAndNames) {
   EXPECT_EQ(name_of(DType::float32), "float32");
   EXPECT_EQ(name_of(DType::bfloat16), "bfloat16");
   static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(float8_e4m3) == 1);
+}
+
+TEST(DType, NamesAreTakenAsPeopleSpellThem) {
+  for (const char* name : {"float32", "fp32", "FP32", "Float32"}) {
+    EXPECT_EQ(compute_from_name(name), DType::float32) << name;
+    EXPECT_EQ(cache_format_from_name(name), CacheFormat::float32) << name;
+  }
+  for (const char* name : {"bfloat16", "bf16", "BF16"}) {
+    EXPECT_EQ(compute_from_name(name), DType::bfloat16) << name;
+    EXPECT_EQ(cache_format_from_name(name), CacheFormat::bfloat16) << name;
+  }
+  EXPECT_EQ(cache_format_from_name("fp8"), CacheFormat::fp8);
+  EXPECT_EQ(cache_format_from_name("fp8_e4m3"), CacheFormat::fp8);
+  EXPECT_EQ(cache_format_from_name("fp8_ds_mla"), CacheFormat::fp8_ds_mla);
+  for (const char* name : {"", "float", "float16", "fp16", "half", "bf", "fp8", "bf16 ", "auto", "fp8_e5m2"}) {
+    EXPECT_EQ(compute_from_name(name), std::nullopt) << name;
+    EXPECT_TRUE(std::string_view(name) == "fp8" || !cache_format_from_name(name)) << name;
+  }
+}
+
+TEST(LayoutText, SaysHowFarAnAddressIsOff) {
+  alignas(64) static const char bytes[64] = {};
+  EXPECT_EQ(layout_text(bytes + 8, 64), "an address 8 bytes past such a one");
+  EXPECT_EQ(layout_text(bytes + 33, 16, {24}), "an address 1 byte past such a one, stride 24 bytes");
+  EXPECT_EQ(layout_text(bytes, 16, {24, 96}, "elements"), "such an address, strides 24 and 96 elements");
 }
 
 }  // namespace

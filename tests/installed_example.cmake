@@ -16,6 +16,11 @@ endfunction()
 
 run(0 ${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
 run(0 ${work}/prefix/bin/headrace --version)
+foreach(file LICENSE THIRD_PARTY_NOTICES.md)
+  if(NOT EXISTS ${work}/prefix/share/doc/headrace/${file})
+    message(FATAL_ERROR "${file} was not installed")
+  endif()
+endforeach()
 foreach(library static shared)
   set(build ${work}/${library})
   run(0 ${CMAKE_COMMAND} -S ${SOURCE}/examples -B ${build} -G ${GENERATOR} -D CMAKE_PREFIX_PATH=${work}/prefix -D

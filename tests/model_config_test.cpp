@@ -469,7 +469,7 @@ TEST(LoadModelConfig, TakesAFileOrAFolder) {
 
   const test::TemporaryFolder empty;
   const std::string config = (empty.path() / "config.json").string();
-  EXPECT_TRUE(throws_error([&] { (void)load_model_config(empty.path()); }, config + ": expected a readable file"));
+  EXPECT_TRUE(throws_error([&] { (void)load_model_config(empty.path()); }, config + ": expected a file, got nothing"));
   test::write_file(config, "");
   EXPECT_TRUE(throws_error([&] { (void)load_model_config(empty.path()); }, config + ": expected JSON"));
 }

@@ -60,8 +60,10 @@ class MqaPassesTest : public testing::Test {
         return SelectionRule::none();
       case 1:
         return SelectionRule::lightning(between(1, 300));
-      case 2:
-        return SelectionRule::kpool(between(64, 300), between(1, 64), between(0, 1) == 0);
+      case 2: {
+        const std::int64_t pool = between(1, 64);
+        return SelectionRule::kpool(pool * between(1, 300 / pool), pool, between(0, 1) == 0);
+      }
       case 3:
         return SelectionRule::opaque(between(1, 300));
       default:

@@ -213,7 +213,7 @@ CaseSpec random_spec(std::uint64_t seed) {
     spec.geometry.qk_rope_head_dim = random.chance(0.5) ? 64 : 0;
   }
   const SelectionRule rules[] = {SelectionRule::none(), SelectionRule::opaque(), SelectionRule::lightning(6),
-                                 SelectionRule::kpool(6, 2, true), SelectionRule::kpool(7, 3, false)};
+                                 SelectionRule::kpool(6, 2, true), SelectionRule::kpool(6, 3, false)};
   spec.rule = rules[random.below(5)];
   spec.requests = {{random.below(4), random.below(6)}, {0, 3}, {1 + random.below(5), random.below(10)}};
   spec.page_size = 1 + random.below(5);

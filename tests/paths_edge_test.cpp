@@ -11,6 +11,7 @@
 
 #include "headrace/error.h"
 #include "support/compare.h"
+#include "support/errors.h"
 #include "support/run_path.h"
 
 namespace headrace {
@@ -195,17 +196,17 @@ TEST(PathsEdge, CountsOutsideTheWidthMeanTheNearerEnd) {
 
 TEST(PathsEdge, CoveredRowsNeedNoSelection) {
   const SelectionRule rules[] = {SelectionRule::none(), SelectionRule::lightning(40),
-                                 SelectionRule::kpool(38, 4, true)};
+                                 SelectionRule::kpool(36, 4, true)};
   for (const SelectionRule& rule : rules) {
     CaseSpec spec;
     spec.rule = rule;
-    spec.requests = {{7, 32}, {39, 0}};  // 39 keys: the last that kpool(38, 4, tail) covers
+    spec.requests = {{7, 32}, {39, 0}};  // 39 keys: the last that kpool(36, 4, tail) covers
     spec.with_selection = false;
     spec.seed = test::fresh_seed();
     EXPECT_EQ(expect_oracle_on_every_path(AttentionCase(spec)), 3) << rule.to_string();
   }
   CaseSpec spec;
-  spec.rule = SelectionRule::kpool(38, 4, false);  // covers single rows that see a multiple of 4 keys
+  spec.rule = SelectionRule::kpool(36, 4, false);  // covers single rows that see a multiple of 4 keys
   spec.requests = {{1, 35}, {1, 3}};
   spec.with_selection = false;
   spec.seed = test::fresh_seed();
@@ -374,6 +375,10 @@ TEST_P(Refusal, OfCacheSelectionAndWorkspace) {
   refuses("workspace", [](Call& c) { c.workspace = c.workspace.first(c.workspace.size() - 1); });
   refuses("workspace", [](Call& c) { c.workspace = {}; });
   refuses("workspace", [](Call& c) { c.workspace = {c.workspace.data() + 1, c.workspace.size()}; });
+  test::GuardedWorkspace workspace(plan_.workspace_bytes() + 64);
+  EXPECT_TRUE(test::throws_error(
+      [&] { attend(plan_, problem_.weights(), problem_.inputs(), result_.outputs(), workspace.span().subspan(1)); },
+      "workspace: expected an address divisible by 64, got an address 1 byte past such a one"));
   if (GetParam() == Path::dense_mha) {
     return;
   }

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "headrace/error.h"
 #include "support/compare.h"
+#include "support/errors.h"
 #include "support/run_path.h"
 
 namespace headrace {
@@ -72,8 +75,7 @@ TEST(Coverage, EndsWhereTheRuleSays) {
   expect_edge(SelectionRule::lightning(2048), 2048);
   expect_edge(SelectionRule::kpool(2048, 4, true), 2051);
   expect_edge(SelectionRule::kpool(2048, 16, true), 2063);
-  expect_edge(SelectionRule::kpool(2050, 4, true), 2051);  // 512 whole pools
-  expect_edge(SelectionRule::kpool(2047, 4, true), 2047);  // 511
+  expect_edge(SelectionRule::kpool(2044, 4, true), 2047);  // 511 whole pools
   expect_edge(SelectionRule::kpool(2048, 1, true), 2048);
   expect_edge(SelectionRule::lightning(1), 1);
 }
@@ -144,7 +146,7 @@ struct Bounds {
 CaseSpec random_spec(test::Random& random) {
   CaseSpec spec;
   const SelectionRule rules[] = {SelectionRule::none(), SelectionRule::opaque(), SelectionRule::lightning(20),
-                                 SelectionRule::kpool(20, 3, true), SelectionRule::kpool(20, 3, false)};
+                                 SelectionRule::kpool(18, 3, true), SelectionRule::kpool(18, 3, false)};
   spec.rule = rules[random.below(5)];
   spec.compute = random.chance(0.5) ? DType::float32 : DType::bfloat16;
   const std::int64_t n = 1 + random.below(4);
@@ -187,6 +189,21 @@ TEST(Bounds, AboveTheExactLengthsGiveTheExactAnswer) {
     }
   }
   EXPECT_GT(forced_runs[0], 20) << "dense_mha is meant to run on many of the cases";
+}
+
+TEST(Limits, OfThreadsAreThoseOfMachines) {
+  const Attention attention = AttentionCase(CaseSpec{}).attention();
+  const std::array<std::int32_t, 1> length{5};
+  for (const int threads : {-1, kMaxThreads + 1, 1'000'000, std::numeric_limits<int>::max()}) {
+    Limits limits;
+    limits.device.threads = threads;
+    limits.max_tokens = 5;
+    limits.max_seq_len = 5;
+    const std::string message = "limits.device.threads: expected a number in [0, 1024]";
+    EXPECT_TRUE(test::throws_error([&] { (void)plan(attention, {length, length, true}, limits); }, message)) << threads;
+    EXPECT_TRUE(test::throws_error([&] { (void)workspace_bound(attention, limits); }, message)) << threads;
+  }
+  EXPECT_NO_THROW((void)plan(attention, {length, length, true}, {.device = {kMaxThreads}}));
 }
 
 TEST(WorkspaceBound, HoldsForEveryBatchWithinTheLimits) {

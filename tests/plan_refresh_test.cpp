@@ -115,7 +115,7 @@ void expect_true_for(const Plan& refreshed, const Plan& fresh) {
 CaseSpec random_spec(test::Random& random) {
   CaseSpec spec;
   const SelectionRule rules[] = {SelectionRule::none(), SelectionRule::opaque(), SelectionRule::lightning(20),
-                                 SelectionRule::kpool(20, 3, true), SelectionRule::kpool(20, 3, false)};
+                                 SelectionRule::kpool(18, 3, true), SelectionRule::kpool(18, 3, false)};
   spec.rule = rules[random.below(5)];
   spec.compute = random.chance(0.5) ? DType::float32 : DType::bfloat16;
   spec.page_size = 1 + random.below(9);

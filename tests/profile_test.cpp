@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "headrace/error.h"
+#include "support/errors.h"
 #include "support/files.h"
 
 namespace headrace {
@@ -70,6 +73,26 @@ TEST_F(ProfileFile, RefusesFieldsThatCannotBe) {
   EXPECT_NO_THROW((void)load_profile(file()));
 }
 
+TEST_F(ProfileFile, NamesTheFieldThatIsMissing) {
+  save_profile(Profile::nominal_cpu(DType::bfloat16), file());
+  const std::string good = test::read_file(file());
+  for (const char* field : {"schema", "name", "compute", "threads", "product_gflops", "bandwidth_gbytes"}) {
+    std::string quoted = "\"";
+    quoted += field;
+    quoted += '"';
+    write(std::string(good).replace(good.find(quoted), quoted.size(), "\"another\""));
+    const std::string message = file().string() + ": " + field + ": expected a value, got nothing";
+    EXPECT_TRUE(test::throws_error([&] { (void)load_profile(file()); }, message)) << field;
+  }
+}
+
+TEST_F(ProfileFile, TakesBothSpellingsOfADtype) {
+  save_profile(Profile::nominal_cpu(DType::bfloat16), file());
+  const std::string good = test::read_file(file());
+  write(std::string(good).replace(good.find("bfloat16"), 8, "bf16"));
+  EXPECT_EQ(load_profile(file()).compute, DType::bfloat16);
+}
+
 TEST_F(ProfileFile, RefusesWhatIsNoRegularFile) {
   EXPECT_THROW((void)load_profile(folder_.path()), Error);
   const std::filesystem::path pipe = folder_.path() / "pipe";
@@ -82,12 +105,24 @@ TEST_F(ProfileFile, CannotBeWrittenWhereAFileIsInTheWay) {
   EXPECT_THROW(save_profile(Profile::nominal_cpu(DType::bfloat16), file()), Error);
 }
 
+TEST(MeasuredProfile, RefusesThreadsThatNoMachineHas) {
+  for (const int threads : {-1, kMaxThreads + 1, 1'000'000}) {
+    EXPECT_THROW((void)measure_profile(DType::float32, threads), Error) << threads;
+  }
+}
+
 TEST(MeasuredProfile, HasRatesOfThisWorld) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "rates under a sanitizer mean nothing, and measuring them takes minutes";
 #endif
   for (const DType compute : {DType::float32, DType::bfloat16}) {
-    const Profile profile = measure_profile(compute, 1);
+    std::vector<double> shares;
+    const Profile profile = measure_profile(compute, 1, [&](double share) { shares.push_back(share); });
+    EXPECT_GE(shares.size(), 20U);
+    EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+    EXPECT_GT(shares.front(), 0.0);
+    EXPECT_GE(shares.back(), 0.9);
+    EXPECT_LE(shares.back(), 1.0);
     EXPECT_NO_THROW(profile.validate());
     EXPECT_EQ(profile.compute, compute);
     EXPECT_EQ(profile.threads, 1);

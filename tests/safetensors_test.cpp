@@ -205,8 +205,8 @@ TEST_F(SafetensorsTest, SurvivesDamage) {
 }
 
 TEST_F(SafetensorsTest, RefusesWhatIsNoFile) {
-  EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, file().string() + ": expected a readable file"));
-  EXPECT_TRUE(throws_error([&] { Safetensors{folder_.path()}; }, "got a directory"));
+  EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, file().string() + ": expected a file, got nothing"));
+  EXPECT_TRUE(throws_error([&] { Safetensors{folder_.path()}; }, "got a folder"));
   ASSERT_EQ(::mkfifo(file().c_str(), 0600), 0);
   EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, "got a special file"));
 }
@@ -227,6 +227,17 @@ TEST(Json, KeepsMessagesShort) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_LT(std::string(error.what()).size(), 400U);
+  }
+}
+
+TEST(Json, SaysWhereAnErrorIsInPlainWords) {
+  const std::pair<const char*, const char*> places[] = {
+      {"", "x: expected JSON, got an error in line 1, column 1: unexpected end of input"},
+      {"{\"a\": 1,}", "x: expected JSON, got an error in line 1, column 9: unexpected '}'"},
+      {"{\n  \"a\": tru\n}", "x: expected JSON, got an error in line 2, column 11: invalid literal"},
+      {"[1e999]", "x: expected JSON, got number overflow parsing '1e999'"}};
+  for (const auto& [text, message] : places) {
+    EXPECT_TRUE(throws_error([&, text = text] { (void)parse_json(text, "x"); }, message)) << text;
   }
 }
 
@@ -337,7 +348,7 @@ TEST_F(CheckpointFolderTest, OpensOnlyTheShardsItNeeds) {
   EXPECT_TRUE(checkpoint.contains("d"));
   EXPECT_FALSE(checkpoint.contains("z"));
   EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("c"); }, "damaged.safetensors"));
-  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("d"); }, "missing.safetensors: expected a readable file"));
+  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("d"); }, "missing.safetensors: expected a file, got nothing"));
   EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("e"); }, "e: expected a tensor of"));
   EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("z"); }, "z: expected a tensor of"));
 }

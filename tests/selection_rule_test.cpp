@@ -7,6 +7,7 @@
 #include "headrace/error.h"
 #include "headrace/indexer.h"
 #include "headrace/selection.h"
+#include "support/errors.h"
 
 namespace headrace {
 namespace {
@@ -34,10 +35,10 @@ TEST(SelectionRule, KpoolWithTailCoversItsBudgetAndAnIncompletePool) {
   const SelectionRule wide = SelectionRule::kpool(2048, 16, true);
   EXPECT_TRUE(covers_keys(wide, 2063));
   EXPECT_FALSE(covers_keys(wide, 2064));
-  const SelectionRule uneven = SelectionRule::kpool(2048, 5, true);  // 409 pools of 5
-  EXPECT_TRUE(covers_keys(uneven, 2049));
-  EXPECT_FALSE(covers_keys(uneven, 2050));
-  EXPECT_EQ(uneven.width(), 2049);
+  const SelectionRule fives = SelectionRule::kpool(2045, 5, true);  // 409 pools of 5
+  EXPECT_TRUE(covers_keys(fives, 2049));
+  EXPECT_FALSE(covers_keys(fives, 2050));
+  EXPECT_EQ(fives.width(), 2049);
 }
 
 TEST(SelectionRule, KpoolWithoutTailCoversOnlyCompletePools) {
@@ -68,6 +69,9 @@ TEST(SelectionRule, NoneCoversEverythingAndOpaqueNothing) {
 TEST(SelectionRule, AgreesWithCountingForSmallRules) {
   for (std::int64_t topk = 1; topk <= 20; ++topk) {
     for (std::int64_t pool = 1; pool <= topk; ++pool) {
+      if (topk % pool != 0) {
+        continue;
+      }
       for (const bool tail : {false, true}) {
         const SelectionRule rule = SelectionRule::kpool(topk, pool, tail);
         bool all_covered = true;
@@ -125,6 +129,11 @@ TEST(SelectionRule, RefusesBadParameters) {
   EXPECT_THROW(static_cast<void>(SelectionRule::kpool(8, 0, true)), Error);
   EXPECT_THROW(static_cast<void>(SelectionRule::kpool(8, 9, true)), Error);
   EXPECT_NO_THROW(static_cast<void>(SelectionRule::kpool(8, 8, true)));
+  EXPECT_NO_THROW(static_cast<void>(SelectionRule::kpool(8, 4, true)));
+  for (const bool tail : {false, true}) {
+    EXPECT_TRUE(test::throws_error([&] { static_cast<void>(SelectionRule::kpool(2048, 5, tail)); },
+                                   "topk: expected a multiple of the pool, 5, got 2048"));
+  }
 }
 
 TEST(IndexerGeometry, GivesItsRuleAndRowSize) {

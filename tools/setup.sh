@@ -8,6 +8,30 @@
 #   tools/setup.sh --python also a Python with numpy, without which the Python package is not tested
 set -euo pipefail
 
+readonly usage='usage: tools/setup.sh [--lint | --fuzz | --python]
+Installs what the build and the tests need and the machine lacks, through apt-get.
+  tools/setup.sh           what `make run` and `make test` need
+  tools/setup.sh --lint    also clang-format-14 and clang-tidy-14
+  tools/setup.sh --fuzz    also clang with libFuzzer
+  tools/setup.sh --python  also a Python with numpy'
+if (($# > 1)); then
+  echo "setup: expected at most one of --lint, --fuzz and --python, got $*" >&2
+  exit 2
+fi
+if (($# == 1)); then
+  case $1 in
+    --lint | --fuzz | --python) ;;
+    -h | --help)
+      echo "${usage}"
+      exit 0
+      ;;
+    *)
+      echo "setup: expected --lint, --fuzz, --python or nothing, got \"$1\"" >&2
+      exit 2
+      ;;
+  esac
+fi
+
 # A header stands for its package: what counts is that the compiler finds it, wherever it was installed.
 # OpenCL is not used here, but the CMake configuration of Debian 12's oneDNN asks for it.
 readonly headers=(

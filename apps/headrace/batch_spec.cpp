@@ -3,36 +3,17 @@
 
 #include <fmt/core.h>
 
-#include <charconv>
 #include <limits>
 #include <optional>
-#include <system_error>
+#include <utility>
 
 #include "headrace/error.h"
+#include "numbers.h"
 
 namespace headrace::app {
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-
-/// Digits, then perhaps k; nothing for anything else or a number above kMost.
-std::optional<std::int64_t> parse_count(std::string_view text) {
-  const bool kilo = text.ends_with('k');
-  if (kilo) {
-    text.remove_suffix(1);
-  }
-  if (text.empty() || text.front() == '-') {
-    return std::nullopt;
-  }
-  std::int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, problem] = std::from_chars(text.data(), end, value);
-  const std::int64_t factor = kilo ? 1024 : 1;
-  if (problem != std::errc() || stop != end || value > kMost / factor) {
-    return std::nullopt;
-  }
-  return value * factor;
-}
 
 /// Splits at the first `separator`: what stands before it, and what after it (nothing when there is none).
 std::pair<std::string_view, std::optional<std::string_view>> split(std::string_view text, char separator) {
@@ -51,14 +32,16 @@ struct Item {
 Item parse_item(std::string_view text, std::size_t number) {
   const auto [first, after_x] = split(text, 'x');
   const auto [query_text, context_text] = split(after_x ? *after_x : text, '+');
-  const std::optional<std::int64_t> count = after_x ? parse_count(first) : std::optional<std::int64_t>(1);
-  const std::optional<std::int64_t> query = parse_count(query_text);
+  const std::optional<std::int64_t> count = after_x ? read_count(first, kMost) : std::optional<std::int64_t>(1);
+  const std::optional<std::int64_t> query = read_count(query_text, kMost);
   const std::optional<std::int64_t> context =
-      context_text ? parse_count(*context_text) : std::optional<std::int64_t>(0);
+      context_text ? read_count(*context_text, kMost) : std::optional<std::int64_t>(0);
   if (!count || *count < 1 || !query || !context) {
-    throw Error(fmt::format("--batch item {}", number),
-                fmt::format("[COUNTx]QUERY[+CONTEXT] with whole numbers up to {}, k = 1024, COUNT at least 1", kMost),
-                fmt::format("\"{}\"", text));
+    throw Error(
+        fmt::format("--batch item {}", number),
+        fmt::format("[COUNTx]QUERY[+CONTEXT] with whole numbers up to {}, k = 1024, m = 1024k, COUNT at least 1",
+                    kMost),
+        fmt::format("\"{}\"", text));
   }
   if (*query + *context > kMost) {
     throw Error(fmt::format("--batch item {}", number), fmt::format("a request of at most {} tokens", kMost),

@@ -24,11 +24,10 @@ struct RequestSpec {
 /// Most requests of one SPEC, so that a typing error is an error and not a machine out of memory.
 inline constexpr std::int64_t kMaxRequests = 65536;
 
-/// Reads a comma list of `[COUNTx]QUERY[+CONTEXT]` where every number may end in k (1024): "8x2048", "64x1+32k",
-/// "2k,4k+2k". QUERY may be 0, COUNT may not.
+/// Reads a comma list of `[COUNTx]QUERY[+CONTEXT]` where every number may end in k (1024) or m (1024k): "8x2048",
+/// "64x1+32k", "2k,4k+2k", "1m". QUERY may be 0, COUNT may not.
 /// @throws Error naming the item that is malformed; for more than kMaxRequests requests; for a request, or new tokens
-/// in
-///         all, of 2^31 or more (positions and token numbers are 32-bit)
+///         in all, of 2^31 or more (positions and token numbers are 32-bit)
 [[nodiscard]] std::vector<RequestSpec> parse_batch_spec(std::string_view text);
 
 /// The new tokens of a batch.

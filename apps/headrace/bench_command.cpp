@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
+#include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bar_chart.h"
@@ -51,6 +53,7 @@ struct Result {
   std::string name;
   double gflop = 0.0;
   std::vector<double> ms;
+  double yardstick_gflops = 0.0;  ///< of oneDNN's product, which ran in turns with it
 
   [[nodiscard]] double quantile(double share) const {
     std::vector<double> sorted = ms;
@@ -58,6 +61,9 @@ struct Result {
     return sorted[static_cast<std::size_t>(std::lround(share * static_cast<double>(sorted.size() - 1)))];
   }
   [[nodiscard]] double gflops() const { return gflop / quantile(0.5) * 1e3; }
+  [[nodiscard]] double of_yardstick() const { return gflops() / yardstick_gflops; }
+  /// How far the quartiles are apart, as a share of the median.
+  [[nodiscard]] double spread() const { return (quantile(0.75) - quantile(0.25)) / quantile(0.5); }
 };
 
 Attention attention_for(const Case& one, DType compute) {
@@ -81,6 +87,8 @@ double useful_flops(const Case& one, const Geometry& g, std::int64_t pairs) {
   return product + 2.0 * static_cast<double>(pairs) * static_cast<double>(g.num_heads * dims);
 }
 
+std::string yardstick_name() { return fmt::format("oneDNN {0} x {0} x {0} product", kProductSize); }
+
 class Measurement {
  public:
   Measurement(const Case& one, DType compute, int threads)
@@ -91,8 +99,8 @@ class Measurement {
     result_.gflop = useful_flops(one, plan_.attention().geometry, trial_.selected_pairs()) * 1e-9;
   }
 
-  void warm_up() { trial_.run_ms(plan_); }
-  void run() { result_.ms.push_back(trial_.run_ms(plan_)); }
+  double run_ms() { return trial_.run_ms(plan_); }
+  /// What is measured, without times yet.
   [[nodiscard]] const Result& result() const noexcept { return result_; }
 
  private:
@@ -110,31 +118,42 @@ class Measurement {
   Result result_;
 };
 
-std::vector<Result> measure(const Options& options) {
+/// Measures oneDNN's product, then each case in turns with it: what else the machine does meets both alike. Each result
+/// is handed over as soon as it is there.
+void measure(const Options& options, Progress& progress, const std::function<void(const Result&)>& on_result) {
   const int threads = device::thread_count(options.threads);
   OneDnnProduct product(options.compute, kProductSize, threads);
-  Result yardstick{fmt::format("oneDNN {0} x {0} x {0} product", kProductSize), product.flops() * 1e-9, {}};
-  std::vector<std::unique_ptr<Measurement>> measurements;
-  Progress progress("bench", static_cast<std::int64_t>(std::size(kCases)) * (options.repetitions + 1));
-  for (const Case& one : kCases) {
-    measurements.push_back(std::make_unique<Measurement>(one, options.compute, threads));
-    measurements.back()->warm_up();
-    progress.advance(1);
-  }
+  Result yardstick{yardstick_name(), product.flops() * 1e-9, {}, 0.0};
   product.run_ms();
-  // Interleaved, so that whatever else the machine does meets every case alike.
   for (int i = 0; i < options.repetitions; ++i) {
     yardstick.ms.push_back(product.run_ms());
-    for (const auto& measurement : measurements) {
-      measurement->run();
+  }
+  yardstick.yardstick_gflops = yardstick.gflops();
+  progress.advance(1);
+  on_result(yardstick);
+  for (const Case& one : kCases) {
+    Measurement measurement(one, options.compute, threads);
+    measurement.run_ms();
+    Result result = measurement.result();
+    Result beside = yardstick;
+    beside.ms.clear();
+    for (int i = 0; i < options.repetitions; ++i) {
+      beside.ms.push_back(product.run_ms());
+      result.ms.push_back(measurement.run_ms());
       progress.advance(1);
     }
+    result.yardstick_gflops = beside.gflops();
+    on_result(result);
   }
-  std::vector<Result> results{yardstick};
-  for (const auto& measurement : measurements) {
-    results.push_back(measurement->result());
-  }
-  return results;
+}
+
+Json result_json(const Result& result) {
+  return {{"name", result.name},
+          {"gflop", number(result.gflop)},
+          {"median_ms", number(result.quantile(0.5))},
+          {"quartile_ms", {number(result.quantile(0.25)), number(result.quantile(0.75))}},
+          {"gflops", number(result.gflops())},
+          {"of_onednn", number(result.of_yardstick())}};
 }
 
 void print_results_json(const Options& options, const std::vector<Result>& results) {
@@ -146,39 +165,55 @@ void print_results_json(const Options& options, const std::vector<Result>& resul
   document["dtype"] = name_of(options.compute);
   document["repetitions"] = options.repetitions;
   for (const Result& result : results) {
-    document["results"].push_back({{"name", result.name},
-                                   {"gflop", number(result.gflop)},
-                                   {"median_ms", number(result.quantile(0.5))},
-                                   {"quartile_ms", {number(result.quantile(0.25)), number(result.quantile(0.75))}},
-                                   {"gflops", number(result.gflops())},
-                                   {"of_onednn", number(result.gflops() / results.front().gflops())}});
+    document["results"].push_back(result_json(result));
   }
   print_json(document);
 }
 
-void print_results(const Options& options, const std::vector<Result>& results) {
-  fmt::print("{}, {} threads, {}; medians of {} interleaved repetitions\n", machine_name(),
-             device::thread_count(options.threads), name_of(options.compute), options.repetitions);
-  fmt::print("GFLOP: the path's product and the selected pairs only\n\n");
-  using enum Table::Align;
-  Table table(
-      {{"case"}, {"median", right}, {"quartiles", right}, {"GFLOP", right}, {"GFLOP/s", right}, {"of oneDNN", right}});
-  for (const Result& result : results) {
-    table.add({result.name, format_ms(result.quantile(0.5)),
-               fmt::format("{} - {}", format_ms(result.quantile(0.25)), format_ms(result.quantile(0.75))),
-               fmt::format("{:.1f}", result.gflop), fmt::format("{:.0f}", result.gflops()),
-               fmt::format("{:.2f}", result.gflops() / results.front().gflops())});
+/// A table that grows by a row with every result.
+class GrowingTable {
+ public:
+  explicit GrowingTable(const Options& options) : table_(columns()) {
+    const std::string machine = fmt::format("{}, {}, {}; medians of {}", machine_name(),
+                                            counted(device::thread_count(options.threads), "thread"),
+                                            name_of(options.compute), counted(options.repetitions, "repetition"));
+    fmt::print("{}", wrapped(machine, output_width(), 2));
+    fmt::print("GFLOP: the path's product and the selected pairs only.\n");
+    fmt::print("spread: how far the quartiles are apart, as a share of the median.\n\n{}", table_.titles());
+    std::fflush(stdout);
   }
-  fmt::print("{}", table.to_string());
-}
+
+  void add(const Result& result) const {
+    fmt::print(
+        "{}", table_.line({result.name, format_ms(result.quantile(0.5)), fmt::format("{:.0f} %", 100 * result.spread()),
+                           fmt::format("{:.0f}", result.gflops()), fmt::format("{:.2f}", result.of_yardstick())}));
+    std::fflush(stdout);
+  }
+
+ private:
+  static std::vector<Table::Column> columns() {
+    using enum Table::Align;
+    std::size_t longest = yardstick_name().size();
+    for (const Case& one : kCases) {
+      longest = std::max(longest, std::string_view(one.name).size());
+    }
+    return {{"case", left, longest},
+            {"median", right, kTimeWidth},
+            {"spread", right},
+            {"GFLOP/s", right},
+            {"of\noneDNN", right}};
+  }
+
+  static constexpr std::size_t kTimeWidth = 8;  // "0.123 ms"
+  Table table_;
+};
 
 void draw(const Options& options, const std::vector<Result>& results) {
   std::vector<Bar> bars;
   bars.reserve(results.size());
   for (const Result& result : results) {
     bars.push_back(
-        {result.name, result.gflops(),
-         fmt::format("{:.0f} GFLOP/s, {:.2f}", result.gflops(), result.gflops() / results.front().gflops())});
+        {result.name, result.gflops(), fmt::format("{:.0f} GFLOP/s, {:.2f}", result.gflops(), result.of_yardstick())});
   }
   write_bar_chart(options.svg, fmt::format("Rates in {}, and as a share of oneDNN's", name_of(options.compute)), bars);
 }
@@ -198,11 +233,21 @@ ExitStatus run_bench(const Options& options) {
   if (options.bench_routing) {
     return run_bench_routing(options);
   }
-  const std::vector<Result> results = measure(options);
+  std::vector<Result> results;
+  std::optional<GrowingTable> table;
+  if (!options.json) {
+    table.emplace(options);
+  }
+  Progress progress("bench", 1 + static_cast<std::int64_t>(std::size(kCases)) * options.repetitions);
+  measure(options, progress, [&](const Result& result) {
+    results.push_back(result);
+    progress.clear();
+    if (table) {
+      table->add(result);
+    }
+  });
   if (options.json) {
     print_results_json(options, results);
-  } else {
-    print_results(options, results);
   }
   if (!options.svg.empty()) {
     draw(options, results);

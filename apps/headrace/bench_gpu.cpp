@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -185,24 +188,45 @@ Json result_json(const Result& result) {
   return entry;
 }
 
-void print_results(const std::vector<Result>& results) {
-  using enum Table::Align;
-  std::vector<Table::Column> columns{{"case"}};
-  for (const char* stage : kStageNames) {
-    columns.push_back({stage, right});
+/// A table that grows by a row with every result.
+class GrowingTable {
+ public:
+  GrowingTable(const Options& options, const Device& device) : table_(columns()) {
+    const std::string run =
+        fmt::format("{}, {}; a layer of {}, --tp {}; medians of {}", describe(device), name_of(options.compute), kModel,
+                    kTp, counted(options.repetitions, "repetition"));
+    fmt::print("{}", wrapped(run, output_width(), 2));
+    fmt::print("FLOP: the path's product and the selected pairs only. Times are in ms.\n\n{}", table_.titles());
+    std::fflush(stdout);
   }
-  columns.push_back({"TFLOP/s of attend", right});
-  Table table(std::move(columns));
-  for (const Result& result : results) {
+
+  void add(const Result& result) const {
     std::vector<std::string> cells{result.name};
     for (std::size_t stage = 0; stage < kStages; ++stage) {
-      cells.push_back(format_ms(result.quantile(static_cast<Stage>(stage), 0.5)));
+      cells.push_back(format_digits(result.quantile(static_cast<Stage>(stage), 0.5)));
     }
     cells.push_back(fmt::format("{:.0f}", result.gflops() / 1e3));
-    table.add(std::move(cells));
+    fmt::print("{}", table_.line(std::move(cells)));
+    std::fflush(stdout);
   }
-  fmt::print("{}", table.to_string());
-}
+
+ private:
+  static std::vector<Table::Column> columns() {
+    using enum Table::Align;
+    std::size_t longest = 0;
+    for (const Case& one : kCases) {
+      longest = std::max(longest, std::string_view(one.name).size());
+    }
+    std::vector<Table::Column> columns{{"case", left, longest}};
+    for (const char* stage : kStageNames) {
+      columns.push_back({stage, right});
+    }
+    columns.push_back({"TFLOP/s\nof attend", right});
+    return columns;
+  }
+
+  Table table_;
+};
 
 void draw(const Options& options, const std::vector<Result>& results) {
   std::vector<Bar> bars;
@@ -219,11 +243,19 @@ ExitStatus run_bench_gpu(const Options& options) {
   Bench bench(options);
   std::vector<Result> results;
   Json skipped = Json::array();
+  std::optional<GrowingTable> table;
+  if (!options.json) {
+    table.emplace(options, bench.device());
+  }
   Progress progress("bench", std::size(kCases));
   for (const Case& one : kCases) {
     const std::vector<std::string> unmet = bench.unmet(one);
     if (unmet.empty()) {
       results.push_back(bench.run(one));
+      progress.clear();
+      if (table) {
+        table->add(results.back());
+      }
     } else {
       skipped.push_back({{"name", one.name}, {"unmet", unmet}});
     }
@@ -243,13 +275,10 @@ ExitStatus run_bench_gpu(const Options& options) {
     document["skipped"] = std::move(skipped);
     print_json(document);
   } else {
-    fmt::print("{}, {}; a layer of {}, --tp {}; medians of {} repetitions\n", describe(bench.device()),
-               name_of(options.compute), kModel, kTp, options.repetitions);
-    fmt::print("FLOP: the path's product and the selected pairs only\n\n");
-    print_results(results);
     for (const Json& one : skipped) {
-      fmt::print("{} cannot run: {}\n", one.at("name").get<std::string>(),
-                 join(one.at("unmet").get<std::vector<std::string>>()));
+      const std::string why = fmt::format("{} cannot run: {}", one.at("name").get<std::string>(),
+                                          join(one.at("unmet").get<std::vector<std::string>>()));
+      fmt::print("{}", wrapped(why, output_width(), 2));
     }
   }
   if (!options.svg.empty()) {

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "device/parallel.h"
@@ -109,6 +112,48 @@ Outcome run(const Listed& listed, const Options& options, const Profile& profile
   return outcome;
 }
 
+/// A table that grows by a row with every request. Times are in ms.
+class GrowingTable {
+ public:
+  explicit GrowingTable(const Profile& profile) : table_(columns()) {
+    fmt::print("{}", wrapped("rates of: " + profile.name, output_width(), 2));
+    fmt::print("lightning({}), selections drift 0.9; best of {} to {} interleaved runs, in ms\n\n{}", kTopk, kLeastRuns,
+               kMostRuns, table_.titles());
+    std::fflush(stdout);
+  }
+
+  void add(const Outcome& outcome) const {
+    std::vector<std::string> cells{fmt::format("{}", outcome.listed.heads),
+                                   fmt::format("{}+{}", outcome.listed.query_len, outcome.listed.context_len),
+                                   std::string(name_of(outcome.path)), format_digits(outcome.predicted_ms),
+                                   format_digits(outcome.routed_ms)};
+    for (const std::optional<double>& ms : outcome.alone_ms) {
+      cells.push_back(ms ? format_digits(*ms) : "-");
+    }
+    cells.push_back(fmt::format("{:.2f}", outcome.over_fastest()));
+    fmt::print("{}", table_.line(std::move(cells)));
+    std::fflush(stdout);
+  }
+
+ private:
+  static std::vector<Table::Column> columns() {
+    using enum Table::Align;
+    constexpr std::size_t kRequestWidth = 9;  // "1024+8192"
+    constexpr std::size_t kPathWidth = 10;    // "masked_mha"
+    return {{"heads", right},
+            {"request", right, kRequestWidth},
+            {"routed to", left, kPathWidth},
+            {"pre-\ndicted", right},
+            {"routed", right},
+            {"dense\nalone", right},
+            {"masked\nalone", right},
+            {"topk\nalone", right},
+            {"of\nfastest", right}};
+  }
+
+  Table table_;
+};
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -119,10 +164,18 @@ double median(std::vector<double> values) {
 ExitStatus run_bench_routing(const Options& options) {
   const Profile profile = chosen_target(options).profile;
   std::vector<Outcome> outcomes;
+  std::optional<GrowingTable> table;
+  if (!options.json) {
+    table.emplace(profile);
+  }
   Progress progress("routing", std::size(kListed));
   for (const Listed& listed : kListed) {
     outcomes.push_back(run(listed, options, profile));
     progress.advance(1);
+    progress.clear();
+    if (table) {
+      table->add(outcomes.back());
+    }
   }
   double worst = 0.0;
   std::vector<double> off;
@@ -156,31 +209,8 @@ ExitStatus run_bench_routing(const Options& options) {
     print_json(document);
     return kAllWell;
   }
-  using enum Table::Align;
-  Table table({{"heads", right},
-               {"request", right},
-               {"routed to"},
-               {"predicted", right},
-               {"measured", right},
-               {"dense_mha", right},
-               {"masked_mha", right},
-               {"topk_mqa", right},
-               {"of fastest", right}});
-  for (const Outcome& outcome : outcomes) {
-    std::vector<std::string> cells{fmt::format("{}", outcome.listed.heads),
-                                   fmt::format("{}+{}", outcome.listed.query_len, outcome.listed.context_len),
-                                   std::string(name_of(outcome.path)), format_ms(outcome.predicted_ms),
-                                   format_ms(outcome.routed_ms)};
-    for (const std::optional<double>& ms : outcome.alone_ms) {
-      cells.push_back(ms ? format_ms(*ms) : "-");
-    }
-    cells.push_back(fmt::format("{:.2f}", outcome.over_fastest()));
-    table.add(std::move(cells));
-  }
-  fmt::print("rates of: {}; lightning({}), selections drift 0.9; best of {} to {} interleaved runs\n\n{}\n",
-             profile.name, kTopk, kLeastRuns, kMostRuns, table.to_string());
-  fmt::print("routed time at most {:.2f} of the fastest path's; fastest: dense_mha {}, masked_mha {}, topk_mqa {}\n",
-             worst, wins[0], wins[1], wins[2]);
+  fmt::print("\nrouted time at most {:.2f} of the fastest path's\n", worst);
+  fmt::print("fastest: dense_mha {}, masked_mha {}, topk_mqa {}\n", wins[0], wins[1], wins[2]);
   fmt::print("predictions off by a factor of {:.2f} at the median\n", median(off));
   return kAllWell;
 }

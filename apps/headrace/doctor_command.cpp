@@ -164,7 +164,8 @@ Json object_of(const Lines& lines) {
 void print_lines(const char* title, const Lines& lines) {
   fmt::print("\n{}\n", title);
   for (const auto& [name, value] : lines) {
-    fmt::print("  {:16}{}\n", name, value);
+    constexpr std::size_t kValues = 18;
+    fmt::print("  {:16}{}", name, wrapped(value, output_width(), kValues));
   }
 }
 
@@ -206,14 +207,14 @@ ExitStatus run_doctor(const Options& options) {
   print_lines("Dependencies", dependencies());
   print_lines(fmt::format("Rates in {}", name_of(options.compute)).c_str(), profile_text);
   fmt::print("\nPaths on the processor\n");
-  Table table({{"  path"}, {"compute"}, {"cache formats"}, {"needs"}});
+  Table table({{"  path"}, {"compute"}, {"cache formats"}, {"needs", Table::Align::text}});
   for (const Path path : kPaths) {
     for (const DType compute : kComputes) {
       table.add({fmt::format("  {}", name_of(path)), std::string(name_of(compute)), formats_of(path, compute, {}),
                  requirement_of(path)});
     }
   }
-  fmt::print("{}", table.to_string());
+  fmt::print("{}", table.to_string(output_width()));
   for (const Device& gpu : gpus.devices) {
     print_lines(fmt::format("Paths on {}, and their cache formats in bfloat16", name_of(gpu)).c_str(),
                 gpu_path_lines(gpu));

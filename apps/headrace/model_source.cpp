@@ -2,12 +2,15 @@
 #include "model_source.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <system_error>
 
 #include "numbers.h"
 #include "stated_error.h"
+#include "suggestion.h"
+#include "table.h"
 
 namespace headrace::app {
 namespace {
@@ -33,6 +36,28 @@ bool has_weights(const std::filesystem::path& folder) {
                 fmt::format("\"{}\": {}", folder.string(), problem.message()));
   }
   return false;
+}
+
+/// The layers with multi-head latent attention, as list_numbers writes them.
+std::string attention_layers(const ModelConfig& config) {
+  std::vector<std::int64_t> layers;
+  for (std::int64_t i = 0; i < config.num_layers; ++i) {
+    if (config.layer_kinds[static_cast<std::size_t>(i)] != LayerKind::linear_attention) {
+      layers.push_back(i);
+    }
+  }
+  return list_numbers(layers);
+}
+
+/// A preset, or the error that tells which one was probably meant.
+ModelConfig named_preset(const std::string& name, Reading reading) {
+  const std::vector<std::string> names = preset_names();
+  if (std::find(names.begin(), names.end(), name) == names.end()) {
+    const std::string expected = fmt::format("a folder with a config.json, or one of {}", fmt::join(names, ", "));
+    throw StatedError("--model", expected, fmt::format("\"{}\"", name),
+                      fmt::format("expected {}, got \"{}\"{}", expected, name, did_you_mean(name, names)));
+  }
+  return named("--model", [&] { return preset(name, reading); });
 }
 
 /// The error that tells which request the forced path cannot serve, by its lengths as SPEC writes them.
@@ -92,7 +117,7 @@ ModelSource find_model(const std::string& model, std::int64_t tp, Reading readin
                 fmt::format("\"{}\", which does not exist", model));
   } else {
     source.is_preset = true;
-    source.config = named("--model", [&] { return preset(model, reading); });
+    source.config = named_preset(model, reading);
   }
   source.total_heads = source.config.geometry.num_heads;
   source.config = named("--tp", [&] { return source.config.shard(tp); });
@@ -104,10 +129,12 @@ std::int64_t chosen_layer(const ModelConfig& config, const std::optional<std::in
     return config.first_attention_layer();
   }
   if (*layer >= config.num_layers) {
-    throw Error("--layer", fmt::format("a layer in [0, {})", config.num_layers), fmt::format("{}", *layer));
+    throw Error("--layer", fmt::format("one of layers {}", attention_layers(config)),
+                fmt::format("{} of a model with {}", *layer, counted(config.num_layers, "layer")));
   }
   if (config.layer_kinds[static_cast<std::size_t>(*layer)] == LayerKind::linear_attention) {
-    throw Error("--layer", "a layer with multi-head latent attention", fmt::format("{}, linear attention", *layer));
+    throw Error("--layer", fmt::format("one of layers {}", attention_layers(config)),
+                fmt::format("{}, which is linear attention", *layer));
   }
   return *layer;
 }
@@ -171,15 +198,19 @@ void note_long_requests(const ModelConfig& config, const std::vector<RequestSpec
   }
 }
 
-std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention, const Device& device) {
+std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention, const Device& device,
+                     std::size_t width) {
   const Geometry& g = attention.geometry;
   const std::string heads = g.num_heads == model.total_heads
                                 ? fmt::format("{} heads", g.num_heads)
                                 : fmt::format("{} of {} heads", g.num_heads, model.total_heads);
-  return fmt::format("{} layer {}: {}, R {}, nope/rope/v {}/{}/{}, selection rule {}\n{}, cache {}, {}", model.name,
-                     layer, heads, g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim,
-                     attention.rule.to_string(), name_of(attention.compute), name_of(attention.format),
-                     describe(device));
+  return wrapped(fmt::format("{} layer {}: {}, R {}, nope/rope/v {}/{}/{}, selection rule {}", model.name, layer, heads,
+                             g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim,
+                             attention.rule.to_string()),
+                 width, 2) +
+         wrapped(
+             fmt::format("{}, cache {}, {}", name_of(attention.compute), name_of(attention.format), describe(device)),
+             width, 2);
 }
 
 }  // namespace headrace::app

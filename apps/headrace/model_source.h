@@ -49,8 +49,9 @@ void add_reading(Json& document, const ModelConfig& config);
 /// Tells on stderr of a request with positions beyond the model's max_position_embeddings.
 void note_long_requests(const ModelConfig& config, const std::vector<RequestSpec>& batch);
 
-/// "glm-5.3-flash layer 3, 16 of 64 heads, R 512, nope/rope/v 256/0/256, rule ..., bfloat16, cache bf16, cpu x 2"
+/// What is computed, in lines of at most `width` characters: "glm-5.3-flash layer 3: 16 of 64 heads, R 512, nope/rope/v
+/// 256/0/256, selection rule ...", and "bfloat16, cache bf16, cpu with 2 threads".
 [[nodiscard]] std::string describe(const ModelSource& model, std::int64_t layer, const Attention& attention,
-                                   const Device& device);
+                                   const Device& device, std::size_t width);
 
 }  // namespace headrace::app

@@ -78,7 +78,7 @@ std::vector<std::string> model_row(const std::string& name, const ModelConfig& c
       fmt::format("{}/{}/{}", g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim),
       indexer,
       rule_of(config).to_string(),
-      fmt::format("{} B", cache_bytes(config))};
+      fmt::format("{}", cache_bytes(config))};
 }
 
 }  // namespace
@@ -96,17 +96,17 @@ ExitStatus run_models(const Options& options) {
   using Align = Table::Align;
   Table table({{"model"},
                {"model_type"},
-               {"layers sparse/full/linear"},
+               {"layers:\nsparse/full/linear"},
                {"heads", Align::right},
                {"R", Align::right},
                {"nope/rope/v"},
-               {"indexer heads x dim"},
-               {"selection rule (topk, pool)"},
-               {"bf16 cache a token", Align::right}});
+               {"indexer:\nheads x dim"},
+               {"selection rule\n(topk, pool)"},
+               {"cache in bf16,\nbytes a token", Align::right}});
   for (const std::string& name : preset_names()) {
     table.add(model_row(name, preset(name, options.reading)));
   }
-  fmt::print("{}", table.to_string());
+  fmt::print("{}", table.to_string(output_width()));
   return kAllWell;
 }
 

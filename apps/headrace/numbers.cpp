@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -15,6 +16,32 @@ namespace headrace::app {
 namespace {
 
 constexpr std::array<std::string_view, 5> kByteUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+
+/// "", "B", "K", "KiB", "KB" and so on to T.
+std::optional<std::int64_t> bytes_of_unit(std::string_view text) {
+  std::string unit(text);
+  std::transform(unit.begin(), unit.end(), unit.begin(),
+                 [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
+  if (unit.empty() || unit == "B") {
+    return 1;
+  }
+  const std::size_t power = std::string_view("BKMGT").find(unit.front());
+  const std::string_view rest = std::string_view(unit).substr(1);
+  if (power == std::string_view::npos || power == 0) {
+    return std::nullopt;
+  }
+  if (rest.empty() || rest == "IB") {
+    return std::int64_t{1} << (10 * power);
+  }
+  if (rest != "B") {
+    return std::nullopt;
+  }
+  std::int64_t bytes = 1;
+  for (std::size_t i = 0; i < power; ++i) {
+    bytes *= 1000;
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -29,20 +56,37 @@ std::int64_t parse_integer(std::string_view argument, std::string_view text, std
   return value;
 }
 
+std::optional<std::int64_t> read_count(std::string_view text, std::int64_t most) {
+  std::int64_t factor = 1;
+  if (text.ends_with('k') || text.ends_with('K')) {
+    factor = 1 << 10;
+  } else if (text.ends_with('m') || text.ends_with('M')) {
+    factor = 1 << 20;
+  }
+  text.remove_suffix(factor == 1 ? 0 : 1);
+  if (text.empty() || text.front() == '-') {
+    return std::nullopt;
+  }
+  std::int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, problem] = std::from_chars(text.data(), end, value);
+  if (problem != std::errc() || stop != end || value > most / factor) {
+    return std::nullopt;
+  }
+  return value * factor;
+}
+
 std::int64_t parse_bytes(std::string_view argument, std::string_view text) {
   std::int64_t value = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, problem] = std::from_chars(text.data(), end, value);
-  const std::string_view unit = stop == end ? kByteUnits[0] : text.substr(static_cast<std::size_t>(stop - text.data()));
-  if (problem == std::errc() && value >= 0) {
-    for (std::size_t i = 0; i < kByteUnits.size(); ++i) {
-      const std::int64_t factor = std::int64_t{1} << (10 * i);
-      if (unit == kByteUnits[i] && value <= std::numeric_limits<std::int64_t>::max() / factor) {
-        return value * factor;
-      }
-    }
+  const std::optional<std::int64_t> unit = bytes_of_unit(std::string_view(stop, static_cast<std::size_t>(end - stop)));
+  if (problem != std::errc() || value < 0 || !unit || value > std::numeric_limits<std::int64_t>::max() / *unit) {
+    throw Error(std::string(argument),
+                "bytes below 2^63: a whole number, alone or with KiB, MiB, GiB (or K, M, G) or KB, MB, GB",
+                fmt::format("\"{}\"", text));
   }
-  throw Error(std::string(argument), "bytes below 2^63, such as 1048576, 64MiB or 2GiB", fmt::format("\"{}\"", text));
+  return value * *unit;
 }
 
 std::string format_bytes(std::int64_t bytes) {
@@ -55,15 +99,46 @@ std::string format_bytes(std::int64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kByteUnits[unit]);
 }
 
+std::string list_numbers(const std::vector<std::int64_t>& numbers) {
+  constexpr std::size_t kLeastRun = 3;  // fewer are listed one by one
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t end = i + 1;
+    const std::int64_t step = end < numbers.size() ? numbers[end] - numbers[i] : 1;
+    while (end < numbers.size() && numbers[end] - numbers[end - 1] == step) {
+      ++end;
+    }
+    if (end - i < kLeastRun) {
+      end = i + 1;
+      parts.push_back(std::to_string(numbers[i]));
+    } else {
+      parts.push_back(step == 1 ? fmt::format("{} to {}", numbers[i], numbers[end - 1])
+                                : fmt::format("{} to {} in steps of {}", numbers[i], numbers[end - 1], step));
+    }
+    i = end;
+  }
+  if (parts.empty()) {
+    return "none";
+  }
+  std::string text = parts.front();
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    text += (i + 1 == parts.size() ? " and " : ", ") + parts[i];
+  }
+  return text;
+}
+
 std::string counted(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
+std::string format_digits(double value) {
+  const int decimals = value >= 100.0 ? 0 : value >= 10.0 ? 1 : value >= 1.0 ? 2 : 3;
+  return fmt::format("{:.{}f}", value, decimals);
+}
+
 std::string format_ms(double milliseconds) {
   const bool seconds = milliseconds >= 1000.0;
-  const double value = seconds ? milliseconds / 1000.0 : milliseconds;
-  const int decimals = value >= 100.0 ? 0 : value >= 10.0 ? 1 : value >= 1.0 ? 2 : 3;
-  return fmt::format("{:.{}f} {}", value, decimals, seconds ? "s" : "ms");
+  return fmt::format("{} {}", format_digits(seconds ? milliseconds / 1000.0 : milliseconds), seconds ? "s" : "ms");
 }
 
 }  // namespace headrace::app

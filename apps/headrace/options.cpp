@@ -2,6 +2,7 @@
 #include "options.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,15 +10,17 @@
 #include <memory>
 #include <string_view>
 
+#include "core/dtype_names.h"
 #include "headrace/error.h"
+#include "help_format.h"
 #include "numbers.h"
-#include "stated_error.h"
+#include "output.h"
+#include "usage_error.h"
 
 namespace headrace::app {
 namespace {
 
 constexpr std::int64_t kMaxTp = 1 << 16;
-constexpr std::int64_t kMaxThreads = 1024;
 constexpr std::size_t kMaxGpuDigits = 4;
 constexpr std::int64_t kMaxRepetitions = 1000;
 constexpr std::int64_t kMaxLayer = 1 << 20;
@@ -29,13 +32,13 @@ constexpr const char* kModelsExamples = R"(Examples:
 
 constexpr const char* kRouteExamples = R"(Examples:
   headrace route --model glm-5.3-flash --tp 4 --batch 8x2048
-  headrace route --model deepseek-v3.2 --batch 2k,4k+2k,64x1+32k --dtype float32
-  headrace route --model path/to/checkpoint --batch 16k --force masked_mha --json)";
+  headrace route --model deepseek-v3.2 --batch 2k,4k+2k,64x1+32k --dtype fp32
+  headrace route --model path/to/checkpoint --batch 16k --force masked_mha)";
 
 constexpr const char* kPrefillExamples = R"(Examples:
-  headrace prefill --model glm-5.3-flash --tp 4 --batch 2048,1x3000+1096,4x1+8k --check
-  headrace prefill --model deepseek-v3.2 --tp 8 --batch 4k --prefill-chunk 1k --selection drift:0.9
-  headrace prefill --model path/to/checkpoint --batch 512 --dtype float32 --check all --json)";
+  headrace prefill --model glm-5.3-flash --tp 4 --batch 2k,4x1+8k --check
+  headrace prefill --model glm-5 --tp 8 --batch 4k --prefill-chunk 1k
+  headrace prefill --model path/to/checkpoint --batch 512 --check all --json)";
 
 constexpr const char* kBenchExamples = R"(Examples:
   headrace bench
@@ -48,43 +51,46 @@ constexpr const char* kDoctorExamples = R"(Examples:
   headrace doctor --dtype float32 --json)";
 
 constexpr const char* kValidateExamples = R"(Examples:
-  headrace validate --recording tests/data/recordings/glm5_next/recording.safetensors
+  headrace validate --recording path/to/recording.safetensors
   headrace validate --recording recording.safetensors --json)";
 
 constexpr const char* kVerifyExamples = R"(Examples:
   headrace verify --model tests/data/recordings/glm5_next
-  headrace verify --model path/to/checkpoint --recording recording.safetensors --prefill-chunk 64
-  headrace verify --model path/to/checkpoint --selection indexer --dtype float32 --json)";
+  headrace verify --model path/to/checkpoint --recording recording.safetensors
+  headrace verify --model path/to/checkpoint --selection indexer --json)";
 
-constexpr const char* kMainFooter =
-    R"(SPEC is a comma list of [COUNTx]QUERY[+CONTEXT] with k = 1024: 8x2048, 64x1+32k, 2k,4k+2k.
-Exit status: 0 all well, 1 a check failed, or a forced path or the device cannot run, 2 misuse or bad input.
-"headrace COMMAND --help" tells the options of a command, with examples.)";
+constexpr const char* kMainFooter = R"(MODEL is a preset (see "headrace models") or a folder with a config.json.
+SPEC is a comma list of [COUNTx]QUERY[+CONTEXT], in tokens: COUNT requests of
+QUERY new tokens each, after CONTEXT earlier ones. k is 1024, and m is 1024k.
+  8x2048     eight prompts of 2048 tokens
+  64x1+32k   64 requests with one new token each, after 32768 earlier ones
+  2k,4k+2k   a prompt of 2048 tokens, and 4096 new tokens after 2048
+
+Exit status: 0 all is well; 1 a check failed, or a forced path or the device
+cannot run; 2 misuse or bad input.
+"headrace COMMAND --help" lists the options of a command, with examples.)";
 
 Error wrong(std::string argument, std::string expected, std::string_view actual) {
   return Error(std::move(argument), std::move(expected), fmt::format("\"{}\"", actual));
 }
 
 DType parse_compute(const std::string& text) {
-  for (const DType dtype : {DType::bfloat16, DType::float32}) {
-    if (text == name_of(dtype)) {
-      return dtype;
-    }
+  const std::optional<DType> compute = compute_from_name(text);
+  if (!compute) {
+    throw wrong("--dtype", std::string(kComputeNames), text);
   }
-  throw wrong("--dtype", "bfloat16 or float32", text);
+  return *compute;
 }
 
 std::optional<CacheFormat> parse_cache_format(const std::string& text) {
   if (text == "auto") {
     return std::nullopt;
   }
-  for (const CacheFormat format :
-       {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
-    if (text == name_of(format)) {
-      return format;
-    }
+  const std::optional<CacheFormat> format = cache_format_from_name(text);
+  if (!format) {
+    throw wrong("--kv-cache-dtype", fmt::format("auto, {}", kCacheFormatNames), text);
   }
-  throw wrong("--kv-cache-dtype", "auto, float32, bf16, fp8 or fp8_ds_mla", text);
+  return format;
 }
 
 /// The number of a GPU, or nothing for the processor.
@@ -117,13 +123,11 @@ SelectionSource parse_selection(const std::string& text) {
 
 /// New tokens, counted as SPEC counts them.
 std::int64_t parse_chunk(const std::string& text) {
-  const bool kilo = text.ends_with('k');
-  const std::int64_t factor = kilo ? 1024 : 1;
-  try {
-    return factor * parse_integer("", text.substr(0, text.size() - (kilo ? 1 : 0)), 1, kMaxChunk / factor);
-  } catch (const Error&) {
-    throw wrong("--prefill-chunk", fmt::format("a whole number in [1, {}], k = 1024", kMaxChunk), text);
+  const std::int64_t chunk = read_count(text, kMaxChunk).value_or(0);
+  if (chunk < 1) {
+    throw wrong("--prefill-chunk", fmt::format("a whole number in [1, {}], k = 1024, m = 1024k", kMaxChunk), text);
   }
+  return chunk;
 }
 
 /// One subcommand's options, each added under the same name with the same meaning wherever it applies.
@@ -131,7 +135,7 @@ class OptionAdder {
  public:
   OptionAdder(CLI::App& app, Options& options) : app_(app), options_(options) {}
 
-  void json() { app_.add_flag("--json", options_.json, "machine-readable output, schema 1"); }
+  void json() { app_.add_flag("--json", options_.json, "write one JSON document"); }
   void model(const std::string& description) {
     app_.add_option("--model", options_.model, description)->type_name("MODEL")->required();
   }
@@ -142,7 +146,7 @@ class OptionAdder {
          });
   }
   void batch() {
-    text("--batch", "SPEC", "the step's requests: [COUNTx]QUERY[+CONTEXT],...",
+    text("--batch", "SPEC", "the step's requests, as \"headrace --help\" tells: 8x2048, or 2k,64x1+32k",
          [&options = options_](const std::string& value) { options.batch = parse_batch_spec(value); })
         ->required();
   }
@@ -150,25 +154,27 @@ class OptionAdder {
     return app_.add_option("--recording", options_.recording, description)->type_name("FILE");
   }
   void tp() {
-    text("--tp", "N", "tensor-parallel ranks; one rank's share is computed (default 1)",
+    text("--tp", "N", "tensor-parallel ranks, of which one is computed; default 1",
          [&options = options_](const std::string& value) { options.tp = parse_integer("--tp", value, 1, kMaxTp); });
   }
   void dtype(const std::string& default_name) {
-    text("--dtype", "TYPE", "compute dtype: bfloat16 or float32 (default " + default_name + ")",
+    text("--dtype", "TYPE", "what is computed in: bfloat16 (bf16) or float32 (fp32); default " + default_name,
          [&options = options_](const std::string& value) { options.compute = parse_compute(value); });
   }
   void cache_format() {
-    text("--kv-cache-dtype", "FORMAT", "auto, float32, bf16, fp8 or fp8_ds_mla (default auto: the compute dtype)",
+    text("--kv-cache-dtype", "FORMAT",
+         "the cache's format: float32, bf16, fp8 or fp8_ds_mla; default auto, which is that of --dtype",
          [&options = options_](const std::string& value) { options.cache_format = parse_cache_format(value); });
   }
   void force() {
-    text("--force", "PATH", "dense_mha, masked_mha or topk_mqa for every row; exit status 1 where it cannot run",
+    text("--force", "PATH",
+         "one path for every row: dense_mha, masked_mha or topk_mqa; exit status 1 where it cannot run",
          [&options = options_](const std::string& value) {
            options.force = named("--force", [&] { return path_from_name(value); });
          });
   }
   void layer(const std::string& default_text) {
-    text("--layer", "N", "layer number (default: " + default_text + ")",
+    text("--layer", "N", "the layer's number, from 0; default: " + default_text,
          [&options = options_](const std::string& value) {
            options.layer = parse_integer("--layer", value, 0, kMaxLayer);
          });
@@ -178,11 +184,11 @@ class OptionAdder {
          [&options = options_](const std::string& value) { options.selection = parse_selection(value); });
   }
   void prefill_chunk() {
-    text("--prefill-chunk", "N", "new tokens of a request that arrive in one step (default: all)",
+    text("--prefill-chunk", "N", "new tokens of a request in one step, such as 512 or 4k; default: all of them",
          [&options = options_](const std::string& value) { options.prefill_chunk = parse_chunk(value); });
   }
   void seed() {
-    text("--seed", "N", "of random weights, hidden states, selections and checked rows (default 0)",
+    text("--seed", "N", "of everything that is drawn at random; default 0",
          [&options = options_](const std::string& value) {
            options.seed =
                static_cast<std::uint64_t>(parse_integer("--seed", value, 0, std::numeric_limits<std::int64_t>::max()));
@@ -190,33 +196,33 @@ class OptionAdder {
   }
   void workspace_limit() {
     text("--workspace-limit", "BYTES",
-         "most workspace of attention: 64MiB, 2GiB, plain bytes (default: 256MiB, on a GPU 2GiB, more where a path "
-         "needs it)",
+         "most memory for attention's partial results: 64MiB (or 64M) is 64 * 2^20 bytes, 64MB is 64 * 10^6; default "
+         "256MiB, on a GPU 2GiB, and more where a path needs it",
          [&options = options_](const std::string& value) {
            options.workspace_limit = parse_bytes("--workspace-limit", value);
          });
   }
   void machine() {
-    text("--threads", "N", "default: as many as the machine has", [&options = options_](const std::string& value) {
-      options.threads = static_cast<int>(parse_integer("--threads", value, 1, kMaxThreads));
-    });
-    text("--device", "DEVICE", "cpu (default), or the GPU cuda or cuda:N, which computes in bfloat16",
+    text("--threads", "N", "of the processor; default: as many as the machine has",
+         [&options = options_](const std::string& value) {
+           options.threads = static_cast<int>(parse_integer("--threads", value, 1, kMaxThreads));
+         });
+    text("--device", "DEVICE", "cpu, which is the default, or a GPU, cuda or cuda:N, which computes in bfloat16",
          [&options = options_](const std::string& value) { options.gpu = parse_device(value); });
   }
   void profile() {
     app_.add_option(
             "--profile", options_.profile,
-            "rates that times are predicted from: auto (default: this machine's, measured at first use and kept "
-            "in the cache folder), nominal, or a FILE")
+            "the rates that times are predicted from. auto, the default: this machine's, measured at first use, which "
+            "takes 10 to 20 s, and kept in the cache folder. nominal: assumed ones. Or a kept FILE")
         ->type_name("PROFILE");
   }
   void bench() {
-    text("--repetitions", "N", "of each measurement, interleaved (default 7)",
-         [&options = options_](const std::string& value) {
-           options.repetitions = static_cast<int>(parse_integer("--repetitions", value, 1, kMaxRepetitions));
-         });
+    text("--repetitions", "N", "of each measurement; default 7", [&options = options_](const std::string& value) {
+      options.repetitions = static_cast<int>(parse_integer("--repetitions", value, 1, kMaxRepetitions));
+    });
     app_.add_flag("--routing", options_.bench_routing,
-                  "instead: 24 listed requests, the routed time beside each path's alone");
+                  "instead: 24 requests, the routed time beside that of each path alone");
     text("--svg", "FILE", "also draw the rates to this file", [&options = options_](const std::string& value) {
       if (value.empty()) {
         throw Error("--svg", "a file's name", "\"\"");
@@ -225,7 +231,7 @@ class OptionAdder {
     });
   }
   void check() {
-    text("--check", "[all]", "compare 64 rows of each request, or all, with the float64 oracle",
+    text("--check", "[all]", "compare 64 rows of each request, or all, with a float64 oracle",
          [&options = options_](const std::string& value) {
            if (!value.empty() && value != "all") {
              throw wrong("--check", "nothing or \"all\"", value);
@@ -250,11 +256,12 @@ constexpr const char* kModelText = "a preset (see \"headrace models\"), or a fol
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& description, const char* examples) {
   CLI::App* const command = app.add_subcommand(name, description);
   command->footer(examples);
+  command->group("Commands");
   return command;
 }
 
 void add_models(CLI::App& app, Options& options) {
-  CLI::App* const command = add_command(app, "models", "presets and their geometry", kModelsExamples);
+  CLI::App* const command = add_command(app, "models", "lists the presets and their geometry", kModelsExamples);
   OptionAdder add(*command, options);
   add.reading();
   add.json();
@@ -262,8 +269,8 @@ void add_models(CLI::App& app, Options& options) {
 }
 
 void add_route(CLI::App& app, Options& options) {
-  CLI::App* const command = add_command(
-      app, "route", "the plan of a step, and for each request the reasons against other paths", kRouteExamples);
+  CLI::App* const command =
+      add_command(app, "route", "tells which path each request of a step takes, and why", kRouteExamples);
   OptionAdder add(*command, options);
   add.model(kModelText);
   add.reading();
@@ -274,8 +281,8 @@ void add_route(CLI::App& app, Options& options) {
   add.force();
   add.layer("the first that attends and scores");
   add.selection(
-      "indexer (default: the model's rule); uniform, drift:RHO, pooled:P:RHO or local: a caller's own, of which "
-      "nothing is known");
+      "whose keys each query attends to: indexer, the default, follows the model's rule; of uniform, drift:RHO, "
+      "pooled:P:RHO and local nothing is known");
   add.workspace_limit();
   add.profile();
   add.machine();
@@ -284,10 +291,10 @@ void add_route(CLI::App& app, Options& options) {
 }
 
 void add_prefill(CLI::App& app, Options& options) {
-  CLI::App* const command =
-      add_command(app, "prefill", "runs a layer over a batch; times by stage, checked on demand", kPrefillExamples);
+  CLI::App* const command = add_command(
+      app, "prefill", "runs a layer over a batch: the time of each stage, checked on demand", kPrefillExamples);
   OptionAdder add(*command, options);
-  add.model(std::string(kModelText) + "; without weights, seeded random ones of the model's shape");
+  add.model(std::string(kModelText) + ". Where it has no weights, random ones of its shape are drawn");
   add.reading();
   add.batch();
   add.tp();
@@ -295,7 +302,8 @@ void add_prefill(CLI::App& app, Options& options) {
   add.cache_format();
   add.force();
   add.layer("the first that attends and scores");
-  add.selection("indexer (default), uniform, drift:RHO, pooled:P:RHO or local");
+  add.selection(
+      "the keys each query attends to: indexer, the default, or drawn ones: uniform, drift:RHO, pooled:P:RHO or local");
   add.prefill_chunk();
   add.check();
   add.seed();
@@ -307,16 +315,17 @@ void add_prefill(CLI::App& app, Options& options) {
 }
 
 void add_verify(CLI::App& app, Options& options) {
-  CLI::App* const command = add_command(app, "verify", "compares with recorded outputs, path by path", kVerifyExamples);
+  CLI::App* const command =
+      add_command(app, "verify", "compares each path with what another implementation recorded", kVerifyExamples);
   OptionAdder add(*command, options);
   add.model("a checkpoint folder: config.json and weights");
   add.reading();
-  add.recording("default: recording.safetensors in the model's folder");
+  add.recording("the recorded outputs; default: recording.safetensors in the model's folder");
   add.dtype("float32, as recordings are; bfloat16 on a GPU");
   add.cache_format();
   add.force();
   add.layer("every recorded one");
-  add.selection("recorded (default) or indexer");
+  add.selection("the keys each query attends to: recorded, the default, or indexer");
   add.prefill_chunk();
   add.seed();
   add.workspace_limit();
@@ -335,7 +344,7 @@ void add_verify(CLI::App& app, Options& options) {
 
 void add_bench(CLI::App& app, Options& options) {
   CLI::App* const command =
-      add_command(app, "bench", "each path's rate beside oneDNN's own matrix product", kBenchExamples);
+      add_command(app, "bench", "measures each path's rate, beside that of oneDNN's matrix product", kBenchExamples);
   OptionAdder add(*command, options);
   add.dtype("bfloat16");
   add.bench();
@@ -356,8 +365,8 @@ void add_bench(CLI::App& app, Options& options) {
 }
 
 void add_doctor(CLI::App& app, Options& options) {
-  CLI::App* const command = add_command(
-      app, "doctor", "this machine, its rates, and what each path can do here: for a bug report", kDoctorExamples);
+  CLI::App* const command =
+      add_command(app, "doctor", "tells what this machine can do, for a bug report", kDoctorExamples);
   OptionAdder add(*command, options);
   add.dtype("bfloat16");
   add.profile();
@@ -375,38 +384,6 @@ void add_validate(CLI::App& app, Options& options) {
   command->parse_complete_callback([&options] { options.command = Command::validate; });
 }
 
-constexpr const char* kCommands = "models, route, prefill, verify, validate, bench, doctor";
-
-/// The option of a command that was given more often than it may be; nullptr where none was.
-const CLI::Option* given_twice(const CLI::App& command) {
-  const std::vector<const CLI::Option*> options = command.get_options();
-  const auto found = std::find_if(options.begin(), options.end(), [](const CLI::Option* option) {
-    return option->get_items_expected_max() == 1 && option->count() > 1;
-  });
-  return found == options.end() ? nullptr : *found;
-}
-
-/// The same problem, as Headrace tells it.
-[[noreturn]] void throw_usage_error(const CLI::App& app, const CLI::ParseError& problem) {
-  const std::vector<const CLI::App*> commands = app.get_subcommands(nullptr);
-  const auto named = std::find_if(commands.begin(), commands.end(), [](const CLI::App* one) { return one->parsed(); });
-  if (named == commands.end()) {
-    const std::vector<std::string> extra = app.remaining();
-    const std::string what =
-        extra.empty() ? problem.what()
-                      : fmt::format("unknown {} \"{}\"", extra[0].starts_with('-') ? "option" : "command", extra[0]);
-    throw StatedError("command line", fmt::format("one of {}, --version", kCommands), what,
-                      fmt::format("{}; the commands are {} (see \"headrace --help\")", what, kCommands));
-  }
-  const CLI::App& command = **named;
-  const std::string help = fmt::format("see \"headrace {} --help\"", command.get_name());
-  if (const CLI::Option* const twice = given_twice(command)) {
-    throw StatedError(twice->get_name(), "once", "twice", "given twice; " + help);
-  }
-  throw StatedError("command line", "options as " + help.substr(4) + " tells them", problem.what(),
-                    fmt::format("{}; {}", problem.what(), help));
-}
-
 }  // namespace
 
 bool asks_for_json(int argc, const char* const* argv) {
@@ -422,17 +399,19 @@ Options parse_command_line(int argc, const char* const* argv) {
   Options options;
   CLI::App app("Prefill of sparse multi-head latent attention, exact and routed", "headrace");
   app.footer(kMainFooter);
+  app.formatter(std::make_shared<HelpFormat>(output_width()));
+  app.set_help_flag("-h,--help", "this text");
   app.require_subcommand(0, 1);
   bool version = false;
-  app.add_flag("--version", version, "version, commit, kernels compiled in");
-  app.add_flag("--json", options.json, "machine-readable --version");
+  app.add_flag("--version", version, "the version, the commit and the kernels that are compiled in");
+  app.add_flag("--json", options.json, "write one JSON document");
   add_models(app, options);
   add_route(app, options);
   add_prefill(app, options);
   add_verify(app, options);
+  add_validate(app, options);
   add_bench(app, options);
   add_doctor(app, options);
-  add_validate(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -442,8 +421,14 @@ Options parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& problem) {
     throw_usage_error(app, problem);
   }
+  refuse_repeated(app);
   if (options.command == Command::help && !version) {
-    throw Error("command line", fmt::format("one of {}, --version (see \"headrace --help\")", kCommands), "no command");
+    throw Error("command line",
+                fmt::format("one of {}, --version (see \"headrace --help\")", fmt::join(command_names(app), ", ")),
+                "no command");
+  }
+  if (version && options.command != Command::help) {
+    throw Error("--version", "no command beside it", fmt::format("\"{}\"", app.get_subcommands().front()->get_name()));
   }
   if (version) {
     options.command = Command::version;

@@ -3,10 +3,15 @@
 
 #include <fmt/core.h>
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
+
+#include "table.h"
 
 namespace headrace::app {
 
@@ -37,6 +42,14 @@ void note(std::string_view text) noexcept {
   (void)std::fputs("headrace: ", stderr);
   (void)std::fwrite(text.data(), 1, text.size(), stderr);
   (void)std::fputc('\n', stderr);
+}
+
+std::size_t output_width() noexcept {
+  constexpr std::size_t kLeast = 60;
+  constexpr std::size_t kMost = 120;
+  ::winsize size{};
+  const bool known = isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? std::clamp<std::size_t>(size.ws_col, kLeast, kMost) : Table::kPlainWidth;
 }
 
 std::string join(const std::vector<std::string>& parts) { return fmt::format("{}", fmt::join(parts, "; ")); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ void print_json(const Json& document);
 
 /// "headrace: TEXT" on stderr. Does not fail: where stderr is closed or full there is nobody left to tell.
 void note(std::string_view text) noexcept;
+
+/// How many columns text for people may take: those of the terminal that stdout is (60 to 120), else 80.
+[[nodiscard]] std::size_t output_width() noexcept;
 
 /// "a; b; c"
 [[nodiscard]] std::string join(const std::vector<std::string>& parts);

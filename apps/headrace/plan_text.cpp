@@ -3,7 +3,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -16,10 +15,7 @@
 namespace headrace::app {
 namespace {
 
-using Lines = std::vector<std::string>;
-
-constexpr std::size_t kReasonWidth = 62;  // the table is then about 120 wide
-constexpr double kAboutAsLong = 1.05;     // a ratio below it reads 1.0
+constexpr double kAboutAsLong = 1.05;  // a ratio below it reads 1.0
 
 /// Requests of equal lengths; the plan treats them alike.
 struct Group {
@@ -42,13 +38,13 @@ std::vector<Group> group_equal(const Plan& plan) {
 }
 
 /// "dense_mha", or for a request in parts a line each: "dense_mha [0, 2048)", "topk_mqa [2048, 4096)".
-Lines path_lines(const RequestPlan& request) {
+std::string path_lines(const RequestPlan& request) {
   if (request.segments.size() < 2) {
-    return {std::string(name_of(request.path))};
+    return std::string(name_of(request.path));
   }
-  Lines lines;
+  std::string lines;
   for (const Segment& segment : request.segments) {
-    lines.push_back(fmt::format("{} [{}, {})", name_of(segment.path), segment.begin, segment.end));
+    lines += fmt::format("{}{} [{}, {})", lines.empty() ? "" : "\n", name_of(segment.path), segment.begin, segment.end);
   }
   return lines;
 }
@@ -69,16 +65,6 @@ std::string against(const Alternative& other, double taken_ms) {
     return "about as long";
   }
   return ratio > 1.0 ? factor(ratio) + " times as long" : factor(1.0 / ratio) + " times faster";
-}
-
-/// One entry of the table: its first line has every cell, the others continue the path and the reason.
-void add_lines(Table& table, const std::string& requests, const Lines& paths, const std::string& predicted,
-               const std::string& why) {
-  const Lines reasons = wrap(why, kReasonWidth);
-  for (std::size_t i = 0; i < std::max(paths.size(), reasons.size()); ++i) {
-    table.add({i == 0 ? requests : "", i < paths.size() ? paths[i] : "", i == 0 ? predicted : "",
-               i < reasons.size() ? reasons[i] : ""});
-  }
 }
 
 Json alternatives_json(const RequestPlan& request) {
@@ -132,20 +118,21 @@ Json requests_json(const Plan& plan) {
   return requests;
 }
 
-std::string plan_table(const Plan& plan) {
-  Table table({{"requests"}, {"path"}, {"predicted", Table::Align::right}, {"why"}});
+std::string plan_table(const Plan& plan, std::size_t width) {
+  using enum Table::Align;
+  Table table({{"requests"}, {"path"}, {"predicted", right}, {"why", text}});
   for (const Group& group : group_equal(plan)) {
     const RequestPlan& request = *group.request;
     const std::string lengths = RequestSpec{request.query_len, request.context_len}.to_string();
     const std::string scoring = request.skip_scoring ? "; scoring left out" : "";
-    add_lines(table, group.count == 1 ? lengths : fmt::format("{} x {}", group.count, lengths), path_lines(request),
-              format_ms(request.predicted_ms), request.reason + scoring);
+    table.add({group.count == 1 ? lengths : fmt::format("{} x {}", group.count, lengths), path_lines(request),
+               format_ms(request.predicted_ms), request.reason + scoring});
     for (const Alternative& other : request.alternatives) {
-      add_lines(table, "", {fmt::format("  {}", name_of(other.path))},
-                other.unmet.empty() ? format_ms(other.predicted_ms) : "-", against(other, request.predicted_ms));
+      table.add({"", fmt::format("  {}", name_of(other.path)),
+                 other.unmet.empty() ? format_ms(other.predicted_ms) : "-", against(other, request.predicted_ms)});
     }
   }
-  return table.to_string();
+  return table.to_string(width);
 }
 
 }  // namespace headrace::app

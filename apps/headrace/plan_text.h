@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -19,7 +20,7 @@ namespace headrace::app {
 /// One object a request: the path, the predicted time, the reason, and every other path's time or reasons.
 [[nodiscard]] Json requests_json(const Plan& plan);
 
-/// The same for people; equal requests share a row ("4 x 1+8192").
-[[nodiscard]] std::string plan_table(const Plan& plan);
+/// The same for people; equal requests share a row ("4 x 1+8192"), and lines end within `width`.
+[[nodiscard]] std::string plan_table(const Plan& plan, std::size_t width);
 
 }  // namespace headrace::app

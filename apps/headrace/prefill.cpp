@@ -147,7 +147,8 @@ PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Option
   // What does not depend on the plan first: planning has a cost of its own.
   MemoryEstimate estimate = prefill_memory(model, layer, attention, options);
   estimate.require(kMemoryOptions);
-  Target target = chosen_target(options);
+  Target target =
+      chosen_target(options, [&](const Target& nominal) { static_cast<void>(plan_all(attention, options, nominal)); });
   PrefillStart start = plan_all(attention, options, target);
   if (target.device.cuda == nullptr) {
     estimate.add(1, start.workspace_bytes);

@@ -95,14 +95,16 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
 
 /// What is run and how, for whoever waits for the times.
 void print_start(const ModelSource& model, std::int64_t layer, const Options& options, const PrefillStart& start) {
-  fmt::print("{}\n", describe(model, layer, start.attention, start.first_plan.device()));
-  fmt::print("weights: {}; selection: {}{}\n\n",
-             model.folder ? "checkpoint" : fmt::format("random, seed {}", options.seed),
-             selection_text(model, layer, options), options.tp > 1 ? "; the output is one rank's partial sum" : "");
+  const std::size_t width = output_width();
+  fmt::print("{}", describe(model, layer, start.attention, start.first_plan.device(), width));
+  const std::string sources = fmt::format(
+      "weights: {}; selection: {}{}", model.folder ? "checkpoint" : fmt::format("random, seed {}", options.seed),
+      selection_text(model, layer, options), options.tp > 1 ? "; the output is one rank's partial sum" : "");
+  fmt::print("{}\n", wrapped(sources, width, 2));
   if (start.steps > 1) {
     fmt::print("step 1 of {}\n", start.steps);
   }
-  fmt::print("{}\n", plan_table(start.first_plan));
+  fmt::print("{}\n", plan_table(start.first_plan, width));
   (void)std::fflush(stdout);  // a failure stays in the stream for the end of main()
 }
 
@@ -138,7 +140,7 @@ bool has_context(const Options& options) {
 
 void print_report(const Options& options, const PrefillReport& report) {
   if (report.steps > 1) {
-    fmt::print("step {0} of {0}\n{1}\n", report.steps, plan_table(report.last_plan));
+    fmt::print("step {0} of {0}\n{1}\n", report.steps, plan_table(report.last_plan, output_width()));
   }
   print_stages(report.stages);
   std::string paths;

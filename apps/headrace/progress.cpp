@@ -20,9 +20,12 @@ constexpr std::int64_t kBarWidth = 40;
 Progress::Progress(std::string label, std::int64_t total)
     : label_(std::move(label)), total_(total), terminal_(isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1) {}
 
-Progress::~Progress() {
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
   if (shown_) {
     std::fputs("\r\x1b[K", stderr);  // carriage return, erase to the end of the line
+    shown_ = false;
   }
 }
 

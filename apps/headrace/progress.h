@@ -17,6 +17,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void advance(std::int64_t amount);
+  /// Takes the bar away until the next advance, so that a line can be printed in its place.
+  void clear();
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -9,6 +9,7 @@
 #include "output.h"
 #include "plan_text.h"
 #include "step_selection.h"
+#include "table.h"
 
 namespace headrace::app {
 
@@ -18,7 +19,9 @@ ExitStatus run_route(const Options& options) {
   require_step_selection(model.config, options);
   const Attention attention = attention_of(model.config, layer, options);
   const BatchLengths lengths(options.batch);
-  const Target target = chosen_target(options);
+  const Target target = chosen_target(options, [&](const Target& nominal) {
+    static_cast<void>(plan_step(attention, lengths.view(), options, nominal));
+  });
   const Profile& profile = target.profile;
   const Plan plan = plan_step(attention, lengths.view(), options, target);
   tell_notes(model.config);
@@ -42,11 +45,13 @@ ExitStatus run_route(const Options& options) {
     print_json(document);
     return kAllWell;
   }
-  fmt::print("{}\n\n{}\n", describe(model, layer, attention, target.device), plan_table(plan));
-  fmt::print("{}, {}, {} workspace, {} predicted\nrates: {}\n",
+  const std::size_t width = output_width();
+  fmt::print("{}\n{}\n", describe(model, layer, attention, target.device, width), plan_table(plan, width));
+  fmt::print("{}, {}, {} workspace, {} predicted\n",
              counted(static_cast<std::int64_t>(options.batch.size()), "request"),
              counted(query_tokens(options.batch), "new token"), format_bytes(plan.workspace_bytes()),
-             format_ms(predicted_ms(plan)), profile.name);
+             format_ms(predicted_ms(plan)));
+  fmt::print("{}", wrapped("rates: " + profile.name, width, 2));
   return kAllWell;
 }
 

@@ -4,7 +4,9 @@
 #include <fmt/core.h>
 
 #include <filesystem>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "cuda_kernels.h"
 #include "device/parallel.h"
@@ -12,6 +14,7 @@
 #include "headrace/error.h"
 #include "numbers.h"
 #include "output.h"
+#include "progress.h"
 #include "stated_error.h"
 
 namespace headrace::app {
@@ -23,7 +26,7 @@ namespace {
 
 std::shared_ptr<CudaDevice> open_gpu(int ordinal) {
   if (cuda_kernels() && CudaDevice::count() == 0) {
-    refuse_device("a GPU with its driver", "none");
+    refuse_device("a GPU and its driver", "none: no CUDA device was found");
   }
   std::shared_ptr<CudaDevice> gpu;
   try {
@@ -37,8 +40,8 @@ std::shared_ptr<CudaDevice> open_gpu(int ordinal) {
   return gpu;
 }
 
-/// This machine's profile for the processor.
-Profile kept_or_measured(const Options& options) {
+/// This machine's profile for the processor, where it was measured before.
+std::optional<Profile> kept_profile(const Options& options) {
   const std::filesystem::path kept = profile_path(options.compute, options.threads);
   std::error_code ignored;
   if (!kept.empty() && std::filesystem::exists(kept, ignored)) {
@@ -51,13 +54,26 @@ Profile kept_or_measured(const Options& options) {
       note(fmt::format("note: measuring anew: {}", error.what()));
     }
   }
-  Profile profile = measure_profile(options.compute, options.threads);
+  return std::nullopt;
+}
+
+/// Measures it, and keeps it for the next time.
+Profile measured_profile(const Options& options) {
+  constexpr std::int64_t kParts = 1000;
+  std::int64_t done = 0;
+  Progress progress("measuring this machine, once", kParts);
+  Profile profile = measure_profile(options.compute, options.threads, [&](double share) {
+    const auto now = static_cast<std::int64_t>(share * static_cast<double>(kParts));
+    progress.advance(now - done);
+    done = now;
+  });
   if (profile.name != machine_name()) {
     note(
         "note: this machine is too busy to measure its rates; times are predicted from nominal ones, and nothing is "
         "kept");
     return profile;
   }
+  const std::filesystem::path kept = profile_path(options.compute, options.threads);
   if (!kept.empty()) {
     try {
       save_profile(profile, kept);
@@ -71,7 +87,8 @@ Profile kept_or_measured(const Options& options) {
 /// A file's profile is used as it is, also where it was measured for something else.
 Profile profile_of_file(const Options& options) {
   if (!std::filesystem::exists(options.profile)) {
-    throw Error("--profile", "auto, nominal, or a file", "\"" + options.profile + "\"");
+    throw Error("--profile", "auto, nominal, or the name of a file",
+                "\"" + options.profile + "\", and there is no such file");
   }
   Profile profile = load_profile(options.profile);
   if (profile.compute != options.compute) {
@@ -86,6 +103,18 @@ Profile profile_of_file(const Options& options) {
   return profile;
 }
 
+/// The rates of --profile where they are there; nothing where this machine's have yet to be measured.
+std::optional<Profile> ready_profile(const Options& options, const Device& device) {
+  const bool nominal = options.profile == "nominal";
+  if (!nominal && options.profile != "auto") {
+    return profile_of_file(options);
+  }
+  if (device.cuda != nullptr) {
+    return Profile::nominal_cuda();
+  }
+  return nominal ? Profile::nominal_cpu(options.compute) : kept_profile(options);
+}
+
 }  // namespace
 
 Device chosen_device(const Options& options) {
@@ -98,20 +127,28 @@ Device chosen_device(const Options& options) {
 }
 
 Profile chosen_profile(const Options& options, const Device& device) {
-  const bool nominal = options.profile == "nominal";
-  if (!nominal && options.profile != "auto") {
-    return profile_of_file(options);
-  }
-  if (device.cuda != nullptr) {
-    return Profile::nominal_cuda();
-  }
-  return nominal ? Profile::nominal_cpu(options.compute) : kept_or_measured(options);
+  std::optional<Profile> ready = ready_profile(options, device);
+  return ready ? std::move(*ready) : measured_profile(options);
 }
 
 Target chosen_target(const Options& options) {
   Device device = chosen_device(options);
   Profile profile = chosen_profile(options, device);
   return {std::move(device), std::move(profile)};
+}
+
+Target chosen_target(const Options& options, const std::function<void(const Target&)>& attempt) {
+  Target target{chosen_device(options), {}};
+  if (std::optional<Profile> ready = ready_profile(options, target.device)) {
+    target.profile = std::move(*ready);
+    return target;
+  }
+  target.profile = Profile::nominal_cpu(options.compute);
+  attempt(target);
+  if (query_tokens(options.batch) > 0) {
+    target.profile = measured_profile(options);
+  }
+  return target;
 }
 
 std::string name_of(const Device& device) {

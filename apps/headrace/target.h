@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "headrace/plan.h"
@@ -24,6 +25,11 @@ struct Target {
 
 /// Both.
 [[nodiscard]] Target chosen_target(const Options& options);
+
+/// Both, for a batch. Where rates would have to be measured, which takes many seconds, `attempt` gets nominal ones
+/// first, to throw for what cannot be planned, and for a batch without new tokens, of which nothing is predicted, they
+/// are all there is.
+[[nodiscard]] Target chosen_target(const Options& options, const std::function<void(const Target&)>& attempt);
 
 /// "cpu" or "cuda:0", as --device spells it.
 [[nodiscard]] std::string name_of(const Device& device);

@@ -89,14 +89,14 @@ void print_table(const std::vector<LayerFindings>& layers) {
                {"attended", right},
                {"unused", right},
                {"negative", right},
-               {"out of range", right},
+               {"out of\nrange", right},
                {"future", right},
                {"repeated", right},
-               {"empty rows", right},
-               {"past count", right},
-               {"bad counts", right},
-               {"non-finite keys", right},
-               {"outputs", right}});
+               {"empty\nrows", right},
+               {"past\ncount", right},
+               {"bad\ncounts", right},
+               {"non-finite\nkeys", right},
+               {"non-finite\noutputs", right}});
   for (const LayerFindings& one : layers) {
     const auto text = [&](std::int64_t count) { return one.has_selection ? fmt::format("{}", count) : "-"; };
     const SelectionCounts& s = one.selection;
@@ -105,7 +105,7 @@ void print_table(const std::vector<LayerFindings>& layers) {
                text(s.rows_past_count), text(s.bad_counts), fmt::format("{}", one.non_finite_keys),
                fmt::format("{}", one.non_finite_outputs)});
   }
-  fmt::print("{}", table.to_string());
+  fmt::print("{}", table.to_string(output_width()));
 }
 
 }  // namespace
@@ -128,10 +128,12 @@ ExitStatus run_validate(const Options& options) {
   } else {
     fmt::print("{}\n\n", options.recording.string());
     print_table(layers);
-    fmt::print("\n{}\n", clean
-                             ? "clean: every entry is a key the row may attend to, or unused (-1), and no row is empty"
-                             : "not clean: such entries are ignored on every path, rows that select none are zero, and "
-                               "non-finite keys spoil their request");
+    fmt::print("\n{}",
+               wrapped(clean ? "clean: every entry is a key that its row may attend to, or -1, which is unused, "
+                               "no row is empty, and every value is finite"
+                             : "not clean: bad entries are ignored on every path, the output of a row that selects "
+                               "nothing is zero, and non-finite keys spoil their request",
+                       output_width(), 2));
   }
   return clean ? kAllWell : kCheckFailed;
 }

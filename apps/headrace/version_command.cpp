@@ -10,6 +10,7 @@
 #include "device/tile_products.h"
 #include "headrace/version.h"
 #include "output.h"
+#include "table.h"
 
 namespace headrace::app {
 
@@ -49,17 +50,19 @@ ExitStatus run_version(const Options& options) {
     return kAllWell;
   }
   fmt::print("headrace {}\n", version_text());
-  fmt::print("kernels: cpu:");
+  std::string cpu = "kernels: cpu:";
   for (const Path path : kPaths) {
-    fmt::print(" {}", name_of(path));
+    cpu += fmt::format(" {}", name_of(path));
   }
-  fmt::print("; products: {}, bfloat16: {}\n", target, bf16_target());
+  fmt::print("{}",
+             wrapped(fmt::format("{}; products: {}, bfloat16: {}", cpu, target, bf16_target()), output_width(), 2));
   if (gpu) {
-    fmt::print("kernels: cuda {}:", gpu->architecture);
+    std::string cuda = fmt::format("kernels: cuda {}:", gpu->architecture);
     for (const Path path : gpu->paths) {
-      fmt::print(" {}", name_of(path));
+      cuda += fmt::format(" {}", name_of(path));
     }
-    fmt::print("; head dims nope+rope/v: {}\n", fmt::join(gpu->head_dims, ", "));
+    fmt::print("{}", wrapped(fmt::format("{}; head dims nope+rope/v: {}", cuda, fmt::join(gpu->head_dims, ", ")),
+                             output_width(), 2));
   }
   return kAllWell;
 }

@@ -56,7 +56,7 @@ class CudaDevice;  // headrace/cuda.h
 
 /// The device a plan is made for: this machine's processor, or a GPU.
 struct Device {
-  int threads = 0;                             ///< of the processor; 0: as many as the machine has
+  int threads = 0;                             ///< of the processor, at most kMaxThreads; 0: as many as the machine has
   std::shared_ptr<CudaDevice> cuda = nullptr;  ///< the GPU, whose paths compute in bfloat16; null: the processor
 };
 

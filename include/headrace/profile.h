@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "headrace/dtype.h"
@@ -31,11 +32,17 @@ struct HEADRACE_EXPORT Profile {
   void validate() const;
 };
 
-/// Measures this machine: runs each path on small problems and solves for the rates, in two or three rounds. That takes
-/// some seconds on an idle machine, and longer on a busy one. Where rounds do not agree, or a kernel's rate is beyond
-/// belief, the result is nominal_cpu, and its name says so.
-/// @param threads  0: as many as the machine has
-[[nodiscard]] HEADRACE_EXPORT Profile measure_profile(DType compute, int threads);
+/// Most threads that anything here runs on: more in a call is a mistake, not a machine.
+inline constexpr int kMaxThreads = 1024;
+
+/// Measures this machine: runs each path on small problems and solves for the rates, in two or three rounds. Takes some
+/// seconds, or twenty on a slow or busy machine. Where rounds do not agree, or a kernel's rate is beyond belief, the
+/// result is nominal_cpu, and its name says so.
+/// @param threads   in [0, kMaxThreads]; 0: as many as the machine has
+/// @param progress  called now and then, from the caller's thread, with the share that is done, rising from 0 to 1
+/// @throws Error for a number of threads, or a dtype, that nothing runs in
+[[nodiscard]] HEADRACE_EXPORT Profile measure_profile(DType compute, int threads,
+                                                      const std::function<void(double share)>& progress = {});
 
 /// Writes a profile as JSON, {"schema": 2, ...}. The file is replaced as a whole or not at all.
 /// @throws Error when it cannot be written

@@ -35,8 +35,8 @@ class HEADRACE_EXPORT SelectionRule {
   [[nodiscard]] static SelectionRule none() noexcept { return SelectionRule{}; }
   /// The `topk` keys of highest score. @throws Error unless topk >= 1
   [[nodiscard]] static SelectionRule lightning(std::int64_t topk);
-  /// The floor(topk / pool) complete pools of highest score, and with `tail` the incomplete pool at the end.
-  /// @throws Error unless 1 <= pool <= topk < 2^31
+  /// The topk / pool complete pools of highest score, and with `tail` the incomplete pool at the end.
+  /// @throws Error unless 1 <= pool <= topk < 2^31 and topk is a multiple of the pool
   [[nodiscard]] static SelectionRule kpool(std::int64_t topk, std::int64_t pool, bool tail);
   /// A caller's own selection: nothing is covered.
   /// @param width  columns it has, so that costs can be counted; 0 where that is not known. @throws Error unless >= 0
@@ -47,7 +47,7 @@ class HEADRACE_EXPORT SelectionRule {
   [[nodiscard]] std::int64_t pool() const noexcept { return pool_; }
   [[nodiscard]] bool tail() const noexcept { return tail_; }
 
-  /// Columns a selection under this rule needs: topk, or for k-pool floor(topk / pool) * pool and pool - 1 for a tail.
+  /// Columns a selection under this rule needs: topk, and for k-pool pool - 1 more for a tail.
   /// For `opaque` what it was made with, 0 for `none`.
   [[nodiscard]] std::int64_t width() const noexcept;
   /// Whether the row at this position (it sees position + 1 keys) is covered.

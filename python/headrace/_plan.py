@@ -32,8 +32,8 @@ class Attention:
     """What does not change from step to step; the keywords of `plan` and `workspace_bound`.
 
     rule          "none", "lightning(2048)", "kpool(2048, 4, tail)", "kpool(2048, 4)", "opaque" or "opaque(2048)"
-    compute       "bfloat16" or "float32" (the processor only)
-    cache_format  "bf16", "float32", "fp8" or "fp8_ds_mla"
+    compute       "bfloat16" ("bf16") or "float32" ("fp32"; the processor only)
+    cache_format  "bf16" ("bfloat16"), "float32" ("fp32"), "fp8" ("fp8_e4m3") or "fp8_ds_mla"
     space         of the selections: "request_position" or "cache_slot"
     """
 
@@ -202,7 +202,7 @@ def plan(
     """Chooses for every request the exact path of least predicted time.
 
     query_len, seq_len  of each request: new tokens, and keys in all; upper bounds unless `exact`
-    device              a `Device`; None: the processor, with `threads` threads (0: all)
+    device              a `Device`; None: the processor, with `threads` threads, at most 1024 (0: all)
     workspace_limit     bytes that the plan stays within
     force               "dense_mha", "masked_mha" or "topk_mqa" for every row
     attention           the keywords of `Attention`

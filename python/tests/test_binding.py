@@ -531,7 +531,13 @@ class Errors(Binding):
         self.expect("compute", "bfloat16", '"half"', lambda: plan(compute="half"))
         self.expect("cache_format", "fp8_ds_mla", '"fp4"', lambda: plan(cache_format="fp4"))
         self.expect("space", "cache_slot", '"page"', lambda: plan(space="page"))
-        self.expect("path", "topk_mqa", "sparse", lambda: plan(force="sparse"))
+        self.expect("force", "topk_mqa", "sparse", lambda: plan(force="sparse"))
+        self.expect("topk", "a multiple of the pool, 3", "8", lambda: plan(rule="kpool(8, 3)"))
+        for threads in (-1, 1025, 1_000_000):
+            self.expect("threads", "[0, 1024]", str(threads), lambda threads=threads: plan(threads=threads))
+        for compute, cache_format in (("bf16", "bfloat16"), ("bfloat16", "bf16"), ("fp32", "fp32")):
+            self.assertEqual(len(plan(compute=compute, cache_format=cache_format).requests), 1)
+        self.expect("workspace_limit", "at least", "1", lambda: plan(limit=1))
         self.expect("force", "can serve request 0", "dense_mha", lambda: plan(force="dense_mha", rule="opaque"))
         self.expect("seq_len", "2 lengths", "1", lambda: plan(query_len=(1, 2)))
         self.expect("query_len[0]", "[0, 2^31)", "-1", lambda: plan(query_len=(-1,)))

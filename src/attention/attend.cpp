@@ -12,6 +12,7 @@
 #include "attention/segments.h"
 #include "attention/verbose.h"
 #include "cache/requests.h"
+#include "core/layout_text.h"
 #include "headrace/attention.h"
 #include "headrace/error.h"
 
@@ -127,7 +128,8 @@ void validate_workspace(const Plan& plan, std::span<std::byte> workspace) {
                 std::to_string(workspace.size()));
   }
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % attention::Arena::kAlignment != 0) {
-    throw Error("workspace", fmt::format("an address divisible by {}", attention::Arena::kAlignment), "another");
+    throw Error("workspace", fmt::format("an address divisible by {}", attention::Arena::kAlignment),
+                layout_text(workspace.data(), attention::Arena::kAlignment));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "attention/paths/mha_sm90.h"
 #include "attention/paths/mqa_sm90.h"
 #include "attention/segments.h"
+#include "core/layout_text.h"
 #include "device/cuda/device.h"
 #include "device/cuda/memory.h"
 #include "headrace/cuda.h"
@@ -239,7 +240,7 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   }
   constexpr std::uintptr_t kAlignment = 256;
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kAlignment != 0) {
-    throw Error("workspace", "an address divisible by 256", "another");
+    throw Error("workspace", "an address divisible by 256", layout_text(workspace.data(), kAlignment));
   }
   if (inputs.q.dim(0) == 0) {
     return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/json.h"
 
+#include <algorithm>
 #include <unordered_set>
 #include <vector>
 
@@ -46,6 +47,26 @@ class StructureCheck {
   std::vector<std::unordered_set<std::string>> open_;  // keys seen in each open object; arrays stay empty
 };
 
+/// "line 3, column 7", both from 1, of the byte that a parse stopped at, which it counts from 1.
+std::string place_of(std::string_view text, std::size_t byte) {
+  const std::string_view before = text.substr(0, std::min(text.size(), byte == 0 ? 0 : byte - 1));
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const std::size_t start = before.rfind('\n') + 1;  // 0 where there is no newline
+  return "line " + std::to_string(line) + ", column " + std::to_string(before.size() - start + 1);
+}
+
+/// The parser's reason without its own names of kinds: "[json.exception.parse_error.101] parse error at line 3, column
+/// 7: syntax error while parsing value - unexpected '}'; expected ..." is "unexpected '}'; expected ...".
+std::string reason_of(const Json::exception& error) {
+  std::string reason = error.what();
+  for (const std::string_view end : {"] ", ": syntax error while parsing ", " - "}) {
+    if (const std::size_t at = reason.find(end); at != std::string::npos) {
+      reason.erase(0, at + end.size());
+    }
+  }
+  return reason.substr(0, kMaxReason);
+}
+
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view name) {
@@ -55,8 +76,10 @@ Json parse_json(std::string_view text, std::string_view name) {
       check(event, value);
       return true;
     });
+  } catch (const Json::parse_error& error) {
+    throw Error(std::string(name), "JSON", "an error in " + place_of(text, error.byte) + ": " + reason_of(error));
   } catch (const Json::exception& error) {
-    throw Error(std::string(name), "JSON", std::string(error.what()).substr(0, kMaxReason));
+    throw Error(std::string(name), "JSON", reason_of(error));
   }
 }
 

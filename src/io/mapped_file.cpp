@@ -15,9 +15,19 @@
 namespace headrace::io {
 namespace {
 
-constexpr const char* kExpected = "a readable file";
-
-std::string reason_of(int error) { return std::generic_category().message(error); }
+/// What stands in the way of reading a file, in the order that people would check it.
+[[noreturn]] void refuse(const std::filesystem::path& path, int error) {
+  switch (error) {
+    case ENOENT:
+      throw Error(path.string(), "a file", "nothing: there is no file of this name");
+    case ENOTDIR:
+      throw Error(path.string(), "a file", "nothing: a part of the path is a file, not a folder");
+    case EACCES:
+      throw Error(path.string(), "a file that may be read", "one without permission to read it");
+    default:
+      throw Error(path.string(), "a file that can be read", "a failure: " + std::generic_category().message(error));
+  }
+}
 
 class Descriptor {
  public:
@@ -25,7 +35,7 @@ class Descriptor {
   explicit Descriptor(const std::filesystem::path& path)
       : value_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (value_ < 0) {
-      throw Error(path.string(), kExpected, reason_of(errno));
+      refuse(path, errno);
     }
   }
   Descriptor(const Descriptor&) = delete;
@@ -44,10 +54,10 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   const Descriptor descriptor(path_);
   struct ::stat status {};
   if (::fstat(descriptor.value(), &status) != 0) {
-    throw Error(path_.string(), kExpected, reason_of(errno));
+    refuse(path_, errno);
   }
   if (!S_ISREG(status.st_mode)) {
-    throw Error(path_.string(), kExpected, S_ISDIR(status.st_mode) ? "a directory" : "a special file");
+    throw Error(path_.string(), "a file", S_ISDIR(status.st_mode) ? "a folder" : "a device, a pipe or a socket");
   }
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0) {
@@ -55,7 +65,7 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   }
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor.value(), 0);
   if (data == MAP_FAILED) {
-    throw Error(path_.string(), kExpected, reason_of(errno));
+    refuse(path_, errno);
   }
   bytes_ = {static_cast<std::byte*>(data), size};
 }

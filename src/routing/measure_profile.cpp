@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -6,10 +8,12 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "attention/paths/path.h"
 #include "device/parallel.h"
+#include "headrace/error.h"
 #include "headrace/profile.h"
 #include "routing/trial.h"
 
@@ -39,12 +43,41 @@ Attention attention_with(std::int64_t heads, const SelectionRule& rule, DType co
   return attention;
 }
 
+/// Counts runs and tells their share. Most machines agree with themselves after two rounds, so that the third has the
+/// last tenth.
+class Ticks {
+ public:
+  explicit Ticks(const std::function<void(double)>& progress) : progress_(progress) {}
+
+  void begin_round(int round) {
+    round_ = round;
+    runs_ = 0;
+  }
+  void tick() {
+    ++runs_;
+    if (progress_) {
+      constexpr double kOfTwo = 0.45;
+      const double share = std::min(1.0, static_cast<double>(runs_) / kRunsInRound);
+      progress_(round_ < 2 ? kOfTwo * (round_ + share) : 2.0 * kOfTwo + (1.0 - 2.0 * kOfTwo) * share);
+    }
+  }
+
+ private:
+  static constexpr int kTrials = 5;
+  static constexpr int kRunsInRound = kTrials * kRepetitions;
+
+  const std::function<void(double)>& progress_;
+  int round_ = 0;
+  int runs_ = 0;
+};
+
 /// The fastest of a few runs: what the machine can do, not what else it was doing.
-double best_seconds(Trial& trial, Path path) {
+double best_seconds(Trial& trial, Path path, Ticks& ticks) {
   const Plan plan = trial.make_plan(path);
   double best = std::numeric_limits<double>::max();
   for (int i = 0; i < kRepetitions; ++i) {
     best = std::min(best, trial.run_ms(plan) * 1e-3);
+    ticks.tick();
   }
   return best;
 }
@@ -85,14 +118,14 @@ double measured_bandwidth() {
 }
 
 /// The up-projection and the MHA kernel: few rows over many keys is mostly the one, many rows mostly the other.
-void measure_mha(Profile& profile, DType compute, int threads) {
+void measure_mha(Profile& profile, DType compute, int threads, Ticks& ticks) {
   const Attention attention = attention_with(16, SelectionRule::none(), compute);
   const TrialRequest few[] = {{64, 1984}};
   const TrialRequest many[] = {{1024, 1024}};
   Trial few_rows(attention, few, std::nullopt, threads, kSeed);
   Trial many_rows(attention, many, std::nullopt, threads, kSeed);
-  const double few_seconds = best_seconds(few_rows, Path::dense_mha);
-  const double many_seconds = best_seconds(many_rows, Path::dense_mha);
+  const double few_seconds = best_seconds(few_rows, Path::dense_mha, ticks);
+  const double many_seconds = best_seconds(many_rows, Path::dense_mha, ticks);
   const attention::Work few_work = work_of(few_rows, attention, Path::dense_mha);
   const attention::Work many_work = work_of(many_rows, attention, Path::dense_mha);
   double product = 0.0;
@@ -107,14 +140,14 @@ void measure_mha(Profile& profile, DType compute, int threads) {
   selection::Generator generator = selection::parse_generator("uniform");
   generator.topk = 1024;
   Trial masked_rows(masked, many, generator, threads, kSeed);
-  const double longer = best_seconds(masked_rows, Path::masked_mha) - many_seconds;
+  const double longer = best_seconds(masked_rows, Path::masked_mha, ticks) - many_seconds;
   const double entries = work_of(masked_rows, masked, Path::masked_mha).mask_keys;
   profile.mask_gkeys = 1e-9 * entries / std::max(longer, 0.002 * many_seconds) / threads;
 }
 
 /// Gathering and the MQA kernel: two heads is mostly the one, sixty-four mostly the other. Requests of one token share
 /// nothing, so every selected key is gathered.
-void measure_mqa(Profile& profile, DType compute, int threads) {
+void measure_mqa(Profile& profile, DType compute, int threads, Ticks& ticks) {
   constexpr std::int64_t kKeys = 1024;
   double seconds[2] = {};
   attention::Work work[2];
@@ -127,7 +160,7 @@ void measure_mqa(Profile& profile, DType compute, int threads) {
     generator.topk = kKeys;
     Trial trial(attention, single, generator, threads, kSeed);
     work[i] = work_of(trial, attention, Path::topk_mqa);
-    seconds[i] = best_seconds(trial, Path::topk_mqa) -
+    seconds[i] = best_seconds(trial, Path::topk_mqa, ticks) -
                  work[i].product_flops / (profile.product_gflops * 1e9 * threads) -
                  work[i].mask_keys / (profile.mask_gkeys * 1e9 * threads);
   }
@@ -158,24 +191,30 @@ bool agree(const Profile& a, const Profile& b) {
   });
 }
 
-Profile measure_once(DType compute, int threads) {
+Profile measure_once(DType compute, int threads, Ticks& ticks) {
   Profile profile;
   profile.name = machine_name();
   profile.compute = compute;
   profile.threads = threads;
   profile.bandwidth_gbytes = measured_bandwidth();
-  measure_mha(profile, compute, threads);
-  measure_mqa(profile, compute, threads);
+  measure_mha(profile, compute, threads, ticks);
+  measure_mqa(profile, compute, threads, ticks);
   return profile;
 }
 
 }  // namespace
 
-Profile measure_profile(DType compute, int threads) {
+Profile measure_profile(DType compute, int threads, const std::function<void(double)>& progress) {
+  if (threads < 0 || threads > kMaxThreads) {
+    throw Error("threads", fmt::format("a number in [0, {}], 0 for all of the machine's", kMaxThreads),
+                std::to_string(threads));
+  }
+  Ticks ticks(progress);
   const int count = device::thread_count(threads);
   std::optional<Profile> before;
   for (int round = 0; round < kMostRounds; ++round) {
-    Profile now = measure_once(compute, count);
+    ticks.begin_round(round);
+    Profile now = measure_once(compute, count, ticks);
     if (!plausible(now)) {
       before.reset();
     } else if (before && agree(*before, now)) {

@@ -8,11 +8,13 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "attention/tile_arithmetic.h"
+#include "core/dtype_names.h"
 #include "device/parallel.h"
 #include "device/tile_products.h"
 #include "headrace/error.h"
@@ -49,12 +51,12 @@ std::string processor_name() {
 }
 
 DType compute_of(const io::Json& value, const std::string& name) {
-  for (const DType compute : {DType::bfloat16, DType::float32}) {
-    if (value == name_of(compute)) {
-      return compute;
-    }
+  const std::optional<DType> compute =
+      value.is_string() ? compute_from_name(value.get<std::string>()) : std::optional<DType>();
+  if (!compute) {
+    throw Error(name + ": compute", std::string(kComputeNames), io::describe(value));
   }
-  throw Error(name + ": compute", "\"bfloat16\" or \"float32\"", io::describe(value));
+  return *compute;
 }
 
 int threads_of(const io::Json& value, const std::string& name) {
@@ -62,6 +64,22 @@ int threads_of(const io::Json& value, const std::string& name) {
     throw Error(name + ": threads", "a whole number of at least 1", io::describe(value));
   }
   return value.get<int>();
+}
+
+/// A field that every profile has.
+const io::Json& field_of(const io::Json& document, const std::string& name, const char* field) {
+  const auto found = document.find(field);
+  if (found == document.end()) {
+    throw Error(fmt::format("{}: {}", name, field), "a value", "nothing: the profile lacks this field");
+  }
+  return *found;
+}
+
+std::string name_in(const io::Json& value, const std::string& file) {
+  if (!value.is_string()) {
+    throw Error(file + ": name", "a string", io::describe(value));
+  }
+  return value.get<std::string>();
 }
 
 double rate_of(const io::Json& value, const std::string& name, const char* rate) {
@@ -157,7 +175,7 @@ void save_profile(const Profile& profile, const std::filesystem::path& file) {
   }
   if (!written || failed) {
     std::filesystem::remove(part, failed);
-    throw Error(file.string(), "a file that can be written", "none");
+    throw Error(file.string(), "a file that can be written", "one that cannot");
   }
 }
 
@@ -165,19 +183,18 @@ Profile load_profile(const std::filesystem::path& file) {
   const std::string name = file.string();
   const io::MappedFile mapped(file);
   const io::Json document = io::parse_json(mapped.text(), name);
-  if (!document.is_object() || document.value("schema", io::Json()) != kSchema) {
-    throw Error(name, fmt::format("a profile of schema {}", kSchema), "something else");
+  if (!document.is_object()) {
+    throw Error(name, "a profile, which is a JSON object", io::describe(document));
+  }
+  if (const io::Json& schema = field_of(document, name, "schema"); schema != kSchema) {
+    throw Error(name + ": schema", std::to_string(kSchema), io::describe(schema));
   }
   Profile profile;
-  try {
-    profile.name = document.at("name").get<std::string>();
-    profile.compute = compute_of(document.at("compute"), name);
-    profile.threads = threads_of(document.at("threads"), name);
-    for (const Rate& rate : kRates) {
-      profile.*rate.value = rate_of(document.at(rate.name), name, rate.name);
-    }
-  } catch (const nlohmann::json::exception& problem) {
-    throw Error(name, "a profile with every field", problem.what());
+  profile.name = name_in(field_of(document, name, "name"), name);
+  profile.compute = compute_of(field_of(document, name, "compute"), name);
+  profile.threads = threads_of(field_of(document, name, "threads"), name);
+  for (const Rate& rate : kRates) {
+    profile.*rate.value = rate_of(field_of(document, name, rate.name), name, rate.name);
   }
   return profile;
 }

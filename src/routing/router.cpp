@@ -58,6 +58,13 @@ std::string why(const Options& options) {
   return able == 1 ? "the only path that can run" : fmt::format("predicted fastest of {} paths that can run", able);
 }
 
+void validate_threads(const Device& device) {
+  if (device.threads < 0 || device.threads > kMaxThreads) {
+    throw Error("limits.device.threads", fmt::format("a number in [0, {}], 0 for all of the machine's", kMaxThreads),
+                std::to_string(device.threads));
+  }
+}
+
 /// What a path may take: the limit, or the default where none is set.
 std::int64_t budget_of(const Limits& limits) noexcept {
   if (limits.workspace_bytes != Limits{}.workspace_bytes) {
@@ -115,9 +122,7 @@ Router::Router(const Attention& attention, const Batch& batch, const Limits& lim
   if (hints.force && std::find(std::begin(kPaths), std::end(kPaths), *hints.force) == std::end(kPaths)) {
     throw Error("force", "dense_mha, masked_mha or topk_mqa", std::to_string(static_cast<int>(*hints.force)));
   }
-  if (limits.device.threads < 0) {
-    throw Error("limits.device.threads", "at least 0", std::to_string(limits.device.threads));
-  }
+  validate_threads(limits.device);
   if (limits.device.cuda != nullptr && !limits.device.cuda->unmet().empty()) {
     throw Error("limits.device", "a GPU that the kernels run on", limits.device.cuda->unmet());
   }
@@ -344,6 +349,7 @@ Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, 
 
 std::int64_t workspace_bound(const Attention& attention, const Limits& limits) {
   attention.validate();
+  validate_threads(limits.device);
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (limits.max_tokens < 1 || limits.max_seq_len < 1 || limits.max_tokens > kMost || limits.max_seq_len > kMost) {
     throw Error("limits", fmt::format("max_tokens and max_seq_len from 1 to {}", kMost),

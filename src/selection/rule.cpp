@@ -34,6 +34,9 @@ SelectionRule SelectionRule::kpool(std::int64_t topk, std::int64_t pool, bool ta
   if (pool < 1 || pool > topk) {
     throw Error("pool", fmt::format("a number in [1, topk = {}]", topk), std::to_string(pool));
   }
+  if (topk % pool != 0) {
+    throw Error("topk", fmt::format("a multiple of the pool, {}", pool), std::to_string(topk));
+  }
   SelectionRule rule;
   rule.kind_ = Kind::kpool;
   rule.topk_ = topk;
@@ -57,7 +60,7 @@ std::int64_t SelectionRule::width() const noexcept {
     case Kind::lightning:
       return topk_;
     case Kind::kpool:
-      return topk_ / pool_ * pool_ + (tail_ ? pool_ - 1 : 0);
+      return topk_ + (tail_ ? pool_ - 1 : 0);
     case Kind::opaque:
       return topk_;
     case Kind::none:
@@ -90,7 +93,7 @@ std::int64_t SelectionRule::covered_prefix() const noexcept {
       return topk_;
     case Kind::kpool:
       // Without a tail the first row, which sees one key of an incomplete pool, already misses it.
-      return tail_ || pool_ == 1 ? topk_ / pool_ * pool_ + pool_ - 1 : 0;
+      return tail_ || pool_ == 1 ? topk_ + pool_ - 1 : 0;
     case Kind::opaque:
       break;
   }

@@ -13,7 +13,7 @@ inline SelectionRule random_rule(Random& random) {
       return SelectionRule::lightning(1 + random.below(150));
     case 1: {
       const std::int64_t pool = 1 + random.below(8);
-      return SelectionRule::kpool(pool + random.below(100), pool, random.chance(0.5));
+      return SelectionRule::kpool(pool * (1 + random.below(100) / pool), pool, random.chance(0.5));
     }
     default:
       return SelectionRule::opaque();

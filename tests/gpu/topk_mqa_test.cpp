@@ -96,8 +96,8 @@ class TopkMqa : public testing::Test {
     spec.with_sink = between(0, 1) == 0;
     spec.repeat_page = between(0, 7) == 0;
     const SelectionRule rules[] = {SelectionRule::none(), SelectionRule::lightning(between(1, longest)),
-                                   SelectionRule::kpool(between(4, longest + 4), 4, true), SelectionRule::opaque(),
-                                   SelectionRule::opaque(spec.width)};
+                                   SelectionRule::kpool(4 * between(1, longest / 4 + 1), 4, true),
+                                   SelectionRule::opaque(), SelectionRule::opaque(spec.width)};
     spec.rule = rules[between(0, 4)];
     spec.space = spec.rule.kind() == SelectionRule::Kind::opaque && between(0, 1) == 0
                      ? SelectionSpace::cache_slot

@@ -49,7 +49,7 @@ SelectionRule any_rule(std::int64_t longest) {
     case 2:
     case 3: {
       const std::int64_t pool = between(1, 6);
-      return SelectionRule::kpool(pool + between(0, longest), pool, *rc::gen::arbitrary<bool>());
+      return SelectionRule::kpool(pool * (1 + between(0, longest) / pool), pool, *rc::gen::arbitrary<bool>());
     }
     default:
       return SelectionRule::opaque();

@@ -2,12 +2,16 @@
 #include "support/cli.h"
 
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <stdexcept>
 
 namespace headrace::test {
@@ -47,6 +51,46 @@ Result run(const std::string& arguments) {
   result.err = read_file(err);
   return result;
 }
+
+Result run_on_terminal(const std::string& arguments, int columns, const fs::path& cache) {
+  const std::string command = "XDG_CACHE_HOME=" + cache.string() + " exec " + HEADRACE_BINARY + " " + arguments;
+  ::winsize size{};
+  size.ws_row = 24;
+  size.ws_col = static_cast<unsigned short>(columns);
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, &size);
+  if (child < 0) {
+    throw std::runtime_error("forkpty failed");
+  }
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  Result result;
+  std::array<char, 4096> buffer{};
+  for (ssize_t n = 0; (n = read(terminal, buffer.data(), buffer.size())) > 0;) {  // fails once the child is gone
+    result.out.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+  close(terminal);
+  int status = 0;
+  waitpid(child, &status, 0);
+  result.status = exit_status(status);
+  std::erase(result.out, '\r');
+  return result;
+}
+
+std::vector<std::string> lines_beyond(const std::string& text, std::size_t width) {
+  std::vector<std::string> beyond;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.size() > width) {
+      beyond.push_back(line);
+    }
+  }
+  return beyond;
+}
+
+std::string binary() { return HEADRACE_BINARY; }
 
 int status_of(const std::string& arguments_and_redirections) {
   // NOLINTNEXTLINE(cert-env33-c,concurrency-mt-unsafe): it is the shell's redirections that are tested

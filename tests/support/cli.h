@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -25,6 +26,16 @@ struct Result {
 /// takes a second, which only tests of it should wait for. What is measured in spite of it is kept in a folder of the
 /// run's own.
 [[nodiscard]] Result run(const std::string& arguments);
+
+/// What is shown on a terminal of so many columns, both streams in one (`out`), where the measured rates are kept in
+/// `cache`. Nothing is added to the arguments.
+[[nodiscard]] Result run_on_terminal(const std::string& arguments, int columns, const std::filesystem::path& cache);
+
+/// The lines of a text that are longer than `width`, in characters.
+[[nodiscard]] std::vector<std::string> lines_beyond(const std::string& text, std::size_t width);
+
+/// The built program.
+[[nodiscard]] std::string binary();
 
 /// The exit status alone, of a run whose streams the arguments redirect.
 [[nodiscard]] int status_of(const std::string& arguments_and_redirections);

@@ -34,6 +34,7 @@
 #include "attention/mha/sm90_attend.cuh"
 #include "attention/mha/sm90_copy.cuh"
 #include "attention/mha/sm90_tile.cuh"
+#include "core/layout_text.h"
 #include "device/cuda/check.cuh"
 #include "device/cuda/launch.cuh"
 #include "headrace/error.h"
@@ -103,7 +104,8 @@ CUtensorMap tensor_map(const char* name, const HeadMatrix& m, std::int64_t colum
   const bool shared = m.head_stride == 0;
   if (reinterpret_cast<std::uintptr_t>(m.data) % kAlign != 0 || m.row_stride * 2 % kAlign != 0 ||
       m.head_stride * 2 % kAlign != 0) {
-    throw Error(name, "an address and strides divisible by 16 bytes", "others");
+    throw Error(name, "an address and strides divisible by 16 bytes",
+                layout_text(m.data, kAlign, {m.row_stride * 2, m.head_stride * 2}));
   }
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(shared ? 1 : heads),
                                static_cast<cuuint64_t>(m.rows)};
@@ -210,7 +212,8 @@ void launch(const Pass& pass, int multiprocessors, Stream stream) {
   constexpr std::int64_t kAlign = 8;
   if (pass.out_row_stride % kAlign != 0 || pass.out_head_stride % kAlign != 0 ||
       reinterpret_cast<std::uintptr_t>(pass.out) % 16 != 0) {
-    throw Error("out", "an address divisible by 16 bytes and strides by 8 elements", "others");
+    throw Error("out", "an address divisible by 16 bytes and strides by 8 elements",
+                layout_text(pass.out, 16, {pass.out_row_stride, pass.out_head_stride}, "elements"));
   }
   if (pass.num_tiles == 0) {
     return;

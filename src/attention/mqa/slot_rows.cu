@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention/mqa/slot_rows.h"
+#include "core/layout_text.h"
 #include "device/cuda/launch.cuh"
 #include "headrace/error.h"
 
@@ -47,9 +48,12 @@ __global__ void __launch_bounds__(kThreads) slot_copy_kernel(const SlotCopy p, c
   }
 }
 
-void expect(bool well, const char* name, const char* expected) {
+void expect(bool well, const char* name, const char* expected, const ConstAnyView& view) {
   if (!well) {
-    throw Error(name, expected, "others");
+    throw Error(
+        name, expected,
+        std::to_string(view.dim(2)) + " columns at " +
+            layout_text(view.data(), kChunkBytes, {view.stride(0), view.stride(1), view.stride(2)}, "elements"));
   }
 }
 
@@ -67,13 +71,14 @@ SlotCopy describe(View<const UnionTile> tiles, std::int64_t group, const ConstAn
   const std::int64_t columns = slots.dim(2);
   token_rows.expect("rows", {-1, heads, -1});
   expect_dtype("rows", dtype, token_rows.dtype());
-  expect(token_rows.dim(2) >= columns, "rows", "as many columns as the slots have");
+  expect(token_rows.dim(2) >= columns, "rows", "as many columns as the slots have", token_rows);
   expect(token_rows.stride(2) == 1 && in_chunks(token_rows.stride(0), dtype) && in_chunks(token_rows.stride(1), dtype),
-         "rows", "contiguous columns, and strides divisible by 16 bytes");
+         "rows", "contiguous columns, and strides divisible by 16 bytes", token_rows);
   expect(slots.stride(2) == 1 && slots.stride(1) == columns && slots.stride(0) == heads * columns &&
              in_chunks(columns, dtype),
-         "slots", "contiguous rows of heads divisible by 16 bytes");
-  expect(starts_a_chunk(token_rows.data()) && starts_a_chunk(slots.data()), "rows", "addresses divisible by 16");
+         "slots", "contiguous rows of heads divisible by 16 bytes", slots);
+  expect(starts_a_chunk(token_rows.data()), "rows", "an address divisible by 16", token_rows);
+  expect(starts_a_chunk(slots.data()), "slots", "an address divisible by 16", slots);
   const std::int64_t chunk = kChunkBytes / size_of(dtype);
   return {.tiles = tiles.data(),
           .num_rows = slots.dim(0),

@@ -43,6 +43,7 @@
 #include "attention/mqa/sm90_attend.cuh"
 #include "attention/mqa/sm90_gather.cuh"
 #include "attention/mqa/sm90_tile.cuh"
+#include "core/layout_text.h"
 #include "device/cuda/check.cuh"
 #include "device/cuda/launch.cuh"
 #include "headrace/error.h"
@@ -119,9 +120,14 @@ void with_kernel(bool has_rope, CacheFormat format, const Use& use) {
   has_rope ? with_format.template operator()<kRank + kRope>() : with_format.template operator()<kRank>();
 }
 
-void expect_aligned(const char* name, const void* address, std::int64_t bytes = 0) {
-  if (reinterpret_cast<std::uintptr_t>(address) % kChunkBytes != 0 || bytes % kChunkBytes != 0) {
-    throw Error(name, "an address and strides divisible by 16 bytes", "others");
+/// @param strides  in bytes
+void expect_aligned(const char* name, const void* address, std::initializer_list<std::int64_t> strides = {}) {
+  bool aligned = reinterpret_cast<std::uintptr_t>(address) % kChunkBytes == 0;
+  for (const std::int64_t stride : strides) {
+    aligned = aligned && stride % kChunkBytes == 0;
+  }
+  if (!aligned) {
+    throw Error(name, "an address and strides divisible by 16 bytes", layout_text(address, kChunkBytes, strides));
   }
 }
 
@@ -159,12 +165,12 @@ Params params_of(const Pass& pass) {
 void validate(const Pass& pass) {
   expect_aligned("query", pass.query);
   expect_aligned("attended", pass.attended);
-  expect_aligned("cache", pass.keys.data, pass.keys.row_stride | pass.keys.page_stride);
+  expect_aligned("cache", pass.keys.data, {pass.keys.page_stride, pass.keys.row_stride});
   if (pass.keys.first_row != nullptr && pass.keys.format != CacheFormat::bfloat16) {
     throw Error("keys", "bfloat16 where rows lie one after another", std::string(name_of(pass.keys.format)));
   }
   if (pass.has_rope) {
-    expect_aligned("q", pass.query_rope, (pass.query_rope_stride | pass.query_rope_head_stride) * 2);
+    expect_aligned("q", pass.query_rope, {pass.query_rope_stride * 2, pass.query_rope_head_stride * 2});
   }
   const std::int64_t tiles = pass.lists.tiles.dim(0);
   const std::int64_t capacity = pass.lists.keys.dim(1);

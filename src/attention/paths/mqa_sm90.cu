@@ -9,6 +9,7 @@
 #include "attention/paths/mqa_sm90.h"
 #include "attention/project_cuda.h"
 #include "cache/cuda.h"
+#include "core/layout_text.h"
 #include "device/cuda/device.h"
 #include "headrace/error.h"
 
@@ -19,7 +20,8 @@ void expect_chunks(const char* name, const ConstAnyView& view) {
   constexpr std::int64_t kChunk = 16;
   if (reinterpret_cast<std::uintptr_t>(view.data()) % kChunk != 0 || view.stride(0) % 8 != 0 ||
       view.stride(1) % 8 != 0) {
-    throw Error(name, "an address divisible by 16 bytes and strides by 8 elements", "others");
+    throw Error(name, "an address divisible by 16 bytes and strides by 8 elements",
+                layout_text(view.data(), kChunk, {view.stride(0), view.stride(1)}, "elements"));
   }
 }
 
@@ -238,7 +240,8 @@ void MqaSm90::validate(const Call& call, std::int64_t tokens) {
   if (call.plan.attention().format != CacheFormat::float32 &&
       (reinterpret_cast<std::uintptr_t>(cache.data) % kChunk != 0 || cache.row_stride % kChunk != 0 ||
        cache.page_stride % kChunk != 0)) {
-    throw Error("cache", "an address and strides divisible by 16 bytes", "others");
+    throw Error("cache", "an address and strides divisible by 16 bytes",
+                layout_text(cache.data, kChunk, {cache.page_stride, cache.row_stride}));
   }
   const SelectionRule& rule = call.plan.attention().rule;
   const std::optional<std::int64_t> columns = most_columns(rule);

@@ -24,7 +24,13 @@ int CudaDevice::count() noexcept { return device::cuda::device_count(); }
 
 CudaDevice::CudaDevice(int ordinal) {
   if (ordinal < 0 || ordinal >= count()) {
-    throw Error("device", "a CUDA device in [0, " + std::to_string(count()) + ")", std::to_string(ordinal));
+    const int found = count();
+    if (found == 0) {
+      throw Error("device", "a GPU and its driver", "none: no CUDA device was found");
+    }
+    throw Error("device",
+                found == 1 ? "0, the one GPU that was found" : "one of the GPUs 0 to " + std::to_string(found - 1),
+                std::to_string(ordinal));
   }
   device::cuda::make_current(ordinal);
   state_ = std::make_unique<State>();
