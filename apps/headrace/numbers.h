@@ -11,6 +11,9 @@ namespace headrace::app {
 [[nodiscard]] std::int64_t parse_integer(std::string_view argument, std::string_view text, std::int64_t least,
                                          std::int64_t most);
 
+/// A decimal number that float32 holds as finite and > 0: "0.25", "1e-3". @throws Error naming `argument`
+[[nodiscard]] float parse_scale(std::string_view argument, std::string_view text);
+
 /// Bytes: "4096", "64KiB", "64MiB", "2GiB", "1TiB". @throws Error naming `argument`
 [[nodiscard]] std::int64_t parse_bytes(std::string_view argument, std::string_view text);
 

@@ -155,6 +155,12 @@ class OptionAdder {
     text("--kv-cache-dtype", "FORMAT", "auto, float32, bf16, fp8 or fp8_ds_mla (default auto: the compute dtype)",
          [&options = options_](const std::string& value) { options.cache_format = parse_cache_format(value); });
   }
+  void cache_scale() {
+    text("--kv-cache-scale", "SCALE", "of an fp8 cache: value = e4m3 * SCALE (default 1)",
+         [&options = options_](const std::string& value) {
+           options.cache_scale = parse_scale("--kv-cache-scale", value);
+         });
+  }
   void force() {
     text("--force", "PATH", "dense_mha, masked_mha or topk_mqa for every row; exit status 1 where it cannot run",
          [&options = options_](const std::string& value) {
@@ -241,6 +247,13 @@ class OptionAdder {
 
 constexpr const char* kModelText = "a preset (see \"headrace models\"), or a folder with a config.json";
 
+/// Other formats have no scale that could be given.
+void require_scaled_format(const CLI::App& command, const Options& options) {
+  if (command.count("--kv-cache-scale") > 0 && options.format() != CacheFormat::fp8) {
+    throw Error("--kv-cache-scale", "--kv-cache-dtype fp8 beside it", std::string(name_of(options.format())));
+  }
+}
+
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& description, const char* examples) {
   CLI::App* const command = app.add_subcommand(name, description);
   command->footer(examples);
@@ -283,6 +296,7 @@ void add_prefill(CLI::App& app, Options& options) {
   add.tp();
   add.dtype("bfloat16");
   add.cache_format();
+  add.cache_scale();
   add.force();
   add.layer("the first that attends and scores");
   add.selection("indexer (default), uniform, drift:RHO, pooled:P:RHO or local");
@@ -293,7 +307,10 @@ void add_prefill(CLI::App& app, Options& options) {
   add.profile();
   add.machine();
   add.json();
-  command->parse_complete_callback([&options] { options.command = Command::prefill; });
+  command->parse_complete_callback([&options, command] {
+    options.command = Command::prefill;
+    require_scaled_format(*command, options);
+  });
 }
 
 void add_verify(CLI::App& app, Options& options) {
@@ -303,6 +320,7 @@ void add_verify(CLI::App& app, Options& options) {
   add.recording("default: recording.safetensors in the model's folder");
   add.dtype("float32, as recordings are; bfloat16 on a GPU");
   add.cache_format();
+  add.cache_scale();
   add.force();
   add.layer("every recorded one");
   add.selection("recorded (default) or indexer");
@@ -319,6 +337,7 @@ void add_verify(CLI::App& app, Options& options) {
     if (command->count("--selection") == 0) {
       options.selection = {SelectionSource::Kind::recorded, "recorded", {}};
     }
+    require_scaled_format(*command, options);
   });
 }
 
@@ -442,6 +461,10 @@ Options parse_command_line(int argc, const char* const* argv) {
                 std::string(name_of(options.compute)));
   }
   return options;
+}
+
+std::string cache_scale_text(const Options& options) {
+  return fmt::format("fp8 scale {} (--kv-cache-scale)", options.cache_scale);
 }
 
 std::string device_text(const Options& options) { return options.gpu ? fmt::format("cuda:{}", *options.gpu) : "cpu"; }

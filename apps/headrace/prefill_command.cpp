@@ -70,6 +70,7 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
   document["seed"] = options.seed;
   document["dtype"] = name_of(report.attention.compute);
   document["kv_cache_dtype"] = name_of(report.attention.format);
+  document["kv_cache_scale"] = options.format() == CacheFormat::fp8 ? Json(options.cache_scale) : Json(nullptr);
   document["geometry"] = to_json(report.attention.geometry);
   document["selection"] = selection_text(model, layer, options);
   document["selection_rule"] = report.attention.rule.to_string();
@@ -95,6 +96,9 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
 /// What is run and how, for whoever waits for the times.
 void print_start(const ModelSource& model, std::int64_t layer, const Options& options, const PrefillStart& start) {
   fmt::print("{}\n", describe(model, layer, start.attention, start.first_plan.device()));
+  if (options.format() == CacheFormat::fp8) {
+    fmt::print("{}\n", cache_scale_text(options));
+  }
   fmt::print("weights: {}; selection: {}{}\n\n",
              model.folder ? "checkpoint" : fmt::format("random, seed {}", options.seed),
              selection_text(model, layer, options), options.tp > 1 ? "; the output is one rank's partial sum" : "");
