@@ -241,8 +241,9 @@ TEST(Cli, VerifyTellsWhatTheScaleOfAnFp8CacheDoes) {
 }
 
 TEST(Cli, TheScaleOfAnFp8CacheIsAPositiveNumberBesideFp8) {
-  for (const std::string command :
-       {"verify --model " + recording("glm5_next"), std::string("prefill --model glm-5.3-flash --batch 4")}) {
+  const std::vector<std::string> commands{"verify --model " + recording("glm5_next"),
+                                          "prefill --model glm-5.3-flash --batch 4"};
+  for (const std::string& command : commands) {
     for (const char* scale : {"0", "-1", "nan", "inf", "1e-60", "1e60", "two", "0.5x", "\"\""}) {
       test::expect_error(command + " --kv-cache-dtype fp8 --kv-cache-scale " + scale, 2);
     }

@@ -229,8 +229,8 @@ class CudaStages final : public Stages {
 }  // namespace
 
 std::unique_ptr<Stages> make_cuda_stages(const ModelConfig& config, std::int64_t layer, LayerWeights weights,
-                                         const std::shared_ptr<CudaDevice>& device) {
-  return std::make_unique<CudaStages>(config, layer, std::move(weights), device);
+                                         float cache_scale, const std::shared_ptr<CudaDevice>& device) {
+  return std::make_unique<CudaStages>(config, layer, std::move(weights), cache_scale, device);
 }
 
 }  // namespace headrace::app

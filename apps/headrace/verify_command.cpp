@@ -20,18 +20,21 @@ ExitStatus run_verify(const Options& options) {
                 model.is_preset ? fmt::format("the preset \"{}\", which has no weights", model.name)
                                 : fmt::format("\"{}\", which has no weights", model.name));
   }
-  const std::filesystem::path file =
-      options.recording.empty() ? *model.folder / "recording.safetensors" : options.recording;
-  const std::vector<RecordedLayer> recording = load_recording(file);
-  const std::vector<ReadingResult> readings = try_readings(
-      readings_to_try(options, recorded_reading(file), model.config.readings_differ),
-      [&](Reading reading) { return verify(find_model(options.model, 1, reading), recording, file, options); });
+  VerifyReport report;
+  report.model = model.name;
+  report.recording = options.recording.empty() ? *model.folder / "recording.safetensors" : options.recording;
+  const std::vector<RecordedLayer> recording = load_recording(report.recording);
+  report.recorded_reading = recorded_reading(report.recording);
+  report.readings = try_readings(
+      readings_to_try(options, report.recorded_reading, model.config.readings_differ), [&](Reading reading) {
+        return verify(find_model(options.model, 1, reading), recording, report.recording, options);
+      });
   if (options.json) {
-    print_json(verify_json(model.name, readings, options));
+    print_json(verify_json(report, options));
   } else {
-    fmt::print("{}", verify_text(model.name, file, readings, options));
+    fmt::print("{}", verify_text(report, options));
   }
-  return reading_to_report(readings).pass() ? kAllWell : kCheckFailed;
+  return report.reported().pass() ? kAllWell : kCheckFailed;
 }
 
 }  // namespace headrace::app

@@ -93,14 +93,15 @@ Json tried_json(const std::vector<ReadingResult>& readings) {
 
 }  // namespace
 
-Json verify_json(const std::string& model, const std::vector<ReadingResult>& readings, const Options& options) {
-  const ReadingResult& reported = reading_to_report(readings);
+Json verify_json(const VerifyReport& report, const Options& options) {
+  const ReadingResult& reported = report.reported();
   Json document = new_document();
   document["pass"] = reported.pass();
   document["device"] = device_text(options);
-  document["model"] = model;
+  document["model"] = report.model;
   document["reading"] = name_of(reported.reading);
-  document["readings"] = tried_json(readings);
+  document["readings"] = tried_json(report.readings);
+  document["recorded_reading"] = report.recorded_reading ? Json(name_of(*report.recorded_reading)) : Json(nullptr);
   document["dtype"] = name_of(options.compute);
   document["kv_cache_dtype"] = name_of(options.format());
   document["kv_cache_scale"] = options.format() == CacheFormat::fp8 ? Json(options.cache_scale) : Json(nullptr);

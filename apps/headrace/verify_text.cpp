@@ -27,6 +27,15 @@ double up_to_two_digits(double value) {
   return std::ceil(value / unit) * unit;
 }
 
+/// "3e-06", "6.7e-06".
+std::string tolerance_text(double tolerance) {
+  std::string text = fmt::format("{:.1e}", tolerance);
+  if (const std::size_t zero = text.find(".0e"); zero != std::string::npos) {
+    text.erase(zero, 2);
+  }
+  return text;
+}
+
 void add_path(Table& table, const PathResult& result, const std::string& what) {
   table.add({what, fmt::format("{}/{}", result.recorded.rows, result.rows_run),
              fmt::format("{:.2e}", result.recorded.rel_error), fmt::format("{:.2e}", result.recorded.max_row_error),
@@ -105,9 +114,9 @@ std::string paths_table(const LayerResult& layer) {
   }
   if (const PathResult* const one = first_result(layer)) {
     const std::optional<RecordedTolerance>& recorded = one->recorded.tolerance;
-    table.add({"tolerance", "", recorded ? fmt::format("{:.0e}", recorded->rel_error) : "none",
-               recorded ? fmt::format("{:.0e}", recorded->max_row_error) : "none",
-               fmt::format("{:.0e}", one->tolerance.row), fmt::format("{:.0e}", one->tolerance.lse)});
+    table.add({"tolerance", "", recorded ? tolerance_text(recorded->rel_error) : "none",
+               recorded ? tolerance_text(recorded->max_row_error) : "none", tolerance_text(one->tolerance.row),
+               tolerance_text(one->tolerance.lse)});
   }
   return table.to_string();
 }
@@ -116,8 +125,7 @@ std::string rounding_table(const RoundingChecks& checks) {
   using Align = Table::Align;
   Table table({{"stage"}, {"error", Align::right}, {"tolerance", Align::right}, {""}});
   const auto add = [&](const char* what, double error, double tolerance) {
-    table.add(
-        {what, fmt::format("{:.2e}", error), fmt::format("{:.2g}", tolerance), error <= tolerance ? "pass" : "FAIL"});
+    table.add({what, fmt::format("{:.2e}", error), tolerance_text(tolerance), error <= tolerance ? "pass" : "FAIL"});
   };
   const RecordedErrors& layer = checks.float32_layer;
   add("float32 layer against the recording, rel error", layer.rel_error, layer.tolerance->rel_error);
@@ -174,35 +182,39 @@ std::string verdict(const Options& options, const ReadingResult& result) {
   return options.force ? fmt::format("--force: {} cannot run", name_of(*options.force)) : "no path can run";
 }
 
-/// Which readings were tried, where there was more than one; what follows is of the one that is reported.
-void add_readings(std::string& text, const std::vector<ReadingResult>& readings, const ReadingResult& reported) {
-  if (readings.size() == 1) {
-    return;
+/// Which reading what follows is of, where there is more to say than that it is the usual one.
+void add_readings(std::string& text, const VerifyReport& report) {
+  const Reading reported = report.reported().reading;
+  if (report.readings.size() > 1) {
+    text += "the configuration has two readings, and the recording names none:\n";
+    for (const ReadingResult& result : report.readings) {
+      add_note(text, fmt::format("  --reading {}: {}", name_of(result.reading),
+                                 result.refusal != nullptr ? "refused: " + result.refusal_text
+                                 : result.pass()           ? "pass"
+                                                           : "FAIL"));
+    }
+    text += fmt::format("reported is the reading of {}\n", name_of(reported));
+  } else if (report.recorded_reading == reported) {
+    text += fmt::format("reading {}, as the recording says\n", name_of(reported));
+  } else if (report.recorded_reading) {
+    text += fmt::format("note: reading {}, and the recording names {}\n", name_of(reported),
+                        name_of(*report.recorded_reading));
   }
-  text += "the configuration has two readings, and the recording names none:\n";
-  for (const ReadingResult& result : readings) {
-    add_note(text, fmt::format("  --reading {}: {}", name_of(result.reading),
-                               result.refusal != nullptr ? "refused: " + result.refusal_text
-                               : result.pass()           ? "pass"
-                                                         : "FAIL"));
-  }
-  text += fmt::format("reported: {}\n", name_of(reported.reading));
 }
 
 }  // namespace
 
-std::string verify_text(const std::string& model, const std::filesystem::path& recording,
-                        const std::vector<ReadingResult>& readings, const Options& options) {
-  const ReadingResult& reported = reading_to_report(readings);
+std::string verify_text(const VerifyReport& report, const Options& options) {
+  const ReadingResult& reported = report.reported();
   std::string text =
-      fmt::format("{}\nagainst {}\n{}{}, cache {}, selection {}, {}\n", model, recording.string(),
+      fmt::format("{}\nagainst {}\n{}{}, cache {}, selection {}, {}\n", report.model, report.recording.string(),
                   options.gpu ? device_text(options) + ", " : "", name_of(options.compute), name_of(options.format()),
                   options.selection.text,
                   options.prefill_chunk == 0 ? "whole prompt" : fmt::format("{} tokens a step", options.prefill_chunk));
   if (options.format() == CacheFormat::fp8) {
     text += cache_scale_text(options) + '\n';
   }
-  add_readings(text, readings, reported);
+  add_readings(text, report);
   text += '\n';
   for (const LayerResult& layer : reported.layers) {
     text += layer_text(layer, options);
