@@ -34,7 +34,7 @@ void check_size(const io::StoredTensor& tensor) {
 }
 
 void read_as_weights(const io::Safetensors& file, const io::StoredTensor& tensor) {
-  const std::string scales = tensor.name + "_scale_inv";
+  const std::string scales = tensor.name + (file.contains(tensor.name + "_scale") ? "_scale" : "_scale_inv");
   std::optional<io::FloatRows> weights;
   completes(
       [&] { weights.emplace(tensor, file.contains(scales) ? std::optional(file.tensor(scales)) : std::nullopt); });

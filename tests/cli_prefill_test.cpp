@@ -77,6 +77,19 @@ TEST(Cli, PrefillForPeople) {
   EXPECT_EQ(result.err, "");
 }
 
+TEST(Cli, PrefillTellsTheScaleOfAnFp8Cache) {
+  const std::string prefill = "prefill --check --batch 70 --model " + recording("deepseek_v32");
+  EXPECT_TRUE(run(prefill + " --json").json().at("kv_cache_scale").is_null());
+  const std::string fp8 = prefill + " --kv-cache-dtype fp8";
+  EXPECT_EQ(run(fp8 + " --json").json().at("kv_cache_scale"), 1.0);
+  const Result result = run(fp8 + " --kv-cache-scale 0.25");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.out.find("fp8 scale 0.25 (--kv-cache-scale)\n"), std::string::npos) << result.out;
+  const Json document = run(fp8 + " --kv-cache-scale 0.25 --json").json();
+  EXPECT_EQ(document.at("kv_cache_scale"), 0.25);
+  EXPECT_EQ(document.at("check").at("pass"), true);
+}
+
 TEST(Cli, PrefillAtATrueShape) { expect_prefilled("--model glm-5.3-flash --tp 8 --batch 5,2+9 --check", 7); }
 
 }  // namespace

@@ -2,7 +2,9 @@
 // headrace verify, on recordings right and wrong.
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "support/cli.h"
 #include "support/files.h"
@@ -19,11 +21,26 @@ using test::run;
 using test::TemporaryFolder;
 
 void expect_path(const Json& path) {
-  EXPECT_LE(path.at("rel_error"), path.at("tolerance"));
-  EXPECT_LE(path.at("max_row_error"), path.at("max_row_tolerance"));
+  if (!path.at("tolerance").is_null()) {
+    EXPECT_LE(path.at("rel_error"), path.at("tolerance"));
+    EXPECT_LE(path.at("max_row_error"), path.at("max_row_tolerance"));
+  }
+  EXPECT_LE(path.at("attention_error"), path.at("attention_tolerance"));
   EXPECT_LE(path.at("lse_error"), path.at("lse_tolerance"));
+  EXPECT_GT(path.at("attention_error"), 0.0);
   EXPECT_GT(path.at("rel_error"), 0.0);
   EXPECT_EQ(path.at("pass"), true);
+}
+
+void expect_rounding(const Json& rounding) {
+  const Json& layer = rounding.at("float32_layer");
+  EXPECT_LE(layer.at("rel_error"), layer.at("tolerance"));
+  EXPECT_LE(layer.at("max_row_error"), layer.at("max_row_tolerance"));
+  EXPECT_LE(layer.at("max_row_tolerance"), 1.1e-5);
+  for (const char* error : {"query_error", "cache_error", "output_error"}) {
+    EXPECT_LE(rounding.at(error), rounding.at("stage_tolerance"));
+  }
+  EXPECT_EQ(rounding.at("pass"), true);
 }
 
 /// Both paths that can serve any prompt have errors to show; dense_mha is skipped with reasons and serves the covered
@@ -69,7 +86,16 @@ TEST(Cli, VerifyPassesInChunksAndInBfloat16) {
     SCOPED_TRACE(options);
     const Result result = run("verify --json --model " + recording("glm5_next") + " " + options);
     EXPECT_EQ(result.status, 0) << result.err;
-    expect_verified(result.json());
+    const Json document = result.json();
+    expect_verified(document);
+    const bool rounds = std::string(options).find("dtype") != std::string::npos;
+    for (const Json& layer : document.at("layers")) {
+      EXPECT_EQ(layer.at("rounding").is_null(), !rounds);
+      EXPECT_EQ(layer.at("paths").at(0).at("tolerance").is_null(), rounds);
+      if (rounds) {
+        expect_rounding(layer.at("rounding"));
+      }
+    }
   }
 }
 
@@ -163,6 +189,12 @@ TEST(Cli, VerifyFailsOnAWrongEpsilon) {
   EXPECT_EQ(result.status, 1) << result.err;
   EXPECT_EQ(result.json().at("pass"), false);
   EXPECT_GT(result.json().at("layers").at(0).at("paths").at(0).at("rel_error"), 3e-6);
+  // Where the dtype and the format round more than that, too: the layer is compared in float32 there.
+  for (const char* options : {" --dtype bfloat16", " --kv-cache-dtype fp8", " --dtype bfloat16 --kv-cache-dtype fp8"}) {
+    const Result rounding = run("verify --json --layer 0 --model " + folder.path().string() + options);
+    EXPECT_EQ(rounding.status, 1) << options;
+    EXPECT_EQ(rounding.json().at("layers").at(0).at("rounding").at("float32_layer").at("pass"), false) << options;
+  }
 }
 
 TEST(Cli, VerifyFailsOnAWrongRopePairing) {
@@ -181,6 +213,67 @@ TEST(Cli, VerifyFailsOnAnotherModelsRecording) {
                             recording("deepseek_v32") + "/recording.safetensors");
   EXPECT_EQ(result.status, 1) << result.err;
   EXPECT_EQ(result.json().at("pass"), false);
+}
+
+// ---- the scale of an fp8 cache
+// ----------------------------------------------------------------------------------------
+
+TEST(Cli, VerifyTellsWhatTheScaleOfAnFp8CacheDoes) {
+  const std::string verify = "verify --kv-cache-dtype fp8 --layer 0 --model " + recording("deepseek_v32");
+  const Json plain = run(verify + " --json").json();
+  EXPECT_EQ(plain.at("kv_cache_scale"), 1.0);
+  EXPECT_EQ(plain.at("layers").at(0).at("rounding").at("scale_effect").at("saturated"), 0);
+  for (const char* scale : {"1e-3", "1000"}) {
+    SCOPED_TRACE(scale);
+    const std::string scaled = verify + " --kv-cache-scale " + scale;
+    const Result result = run(scaled + " --json");
+    EXPECT_EQ(result.status, 0) << result.err;  // the layer is right, whatever the scale does
+    const Json document = result.json();
+    EXPECT_NEAR(document.at("kv_cache_scale").get<double>(), std::stod(scale), 1e-9 * std::stod(scale) + 1e-9);
+    const Json effect = document.at("layers").at(0).at("rounding").at("scale_effect");
+    EXPECT_EQ(effect.at("values"), 300 * 576);
+    EXPECT_GT(effect.at(std::string(scale) == "1e-3" ? "saturated" : "zeroed"), 1000);
+    const Result text = run(scaled);
+    EXPECT_NE(text.out.find("(--kv-cache-scale)"), std::string::npos) << text.out;
+    EXPECT_NE(text.out.find("note: the scale does not suit this layer"), std::string::npos) << text.out;
+  }
+  EXPECT_EQ(run(verify).out.find("does not suit"), std::string::npos);
+}
+
+TEST(Cli, TheScaleOfAnFp8CacheIsAPositiveNumberBesideFp8) {
+  const std::vector<std::string> commands{"verify --model " + recording("glm5_next"),
+                                          "prefill --model glm-5.3-flash --batch 4"};
+  for (const std::string& command : commands) {
+    for (const char* scale : {"0", "-1", "nan", "inf", "1e-60", "1e60", "two", "0.5x", "\"\""}) {
+      test::expect_error(command + " --kv-cache-dtype fp8 --kv-cache-scale " + scale, 2);
+    }
+    for (const char* format : {"", " --kv-cache-dtype bf16", " --kv-cache-dtype fp8_ds_mla"}) {
+      const Result result = run(command + format + " --kv-cache-scale 0.5");
+      EXPECT_EQ(result.status, 2);
+      EXPECT_NE(result.err.find("--kv-cache-scale: expected --kv-cache-dtype fp8 beside it"), std::string::npos)
+          << result.err;
+    }
+  }
+}
+
+// ---- what people read
+// -------------------------------------------------------------------------------------------------
+
+TEST(Cli, VerifyStaysWithin80Columns) {
+  for (const char* options : {"", "--dtype bfloat16 --kv-cache-dtype fp8 --kv-cache-scale 1e-3 --selection indexer"}) {
+    const Result result = run("verify --model " + recording("glm5_next") + " " + options);
+    std::istringstream lines(result.out);
+    std::string line;
+    for (int i = 0; std::getline(lines, line); ++i) {
+      EXPECT_TRUE(i < 2 || line.size() <= 80) << line;  // the first two are names of files
+    }
+  }
+}
+
+TEST(Cli, VerifyOfALayerThatIsNotRecordedListsThoseThatAre) {
+  const Result result = run("verify --layer 99 --model " + recording("glm5_next"));
+  EXPECT_EQ(result.status, 2);
+  EXPECT_EQ(result.err, "headrace: --layer: expected a recorded layer: 0, 1, got 99\n");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <type_traits>
 
 #include "headrace/layer.h"
 #include "io/float_rows.h"
@@ -195,14 +196,142 @@ TEST_F(Fp8Test, RefusesBadScales) {
     SafetensorsWriter writer = with_weight();
     writer.add("w_scale_inv", shape,
                std::vector<float>(static_cast<std::size_t>(shape[0] * (shape.size() == 2 ? shape[1] : 1)), 1.0F));
-    EXPECT_TRUE(throws_error([&] { open(writer); }, "w_scale_inv: expected shape [2, 1], got"));
+    EXPECT_TRUE(throws_error([&] { open(writer); },
+                             "w_scale_inv: expected a scale for each block of 128 x 128, shape [2, 1], got shape ["));
   }
   SafetensorsWriter type = with_weight();
-  type.add<bfloat16>("w_scale_inv", {2, 1}, {bfloat16(1.0F), bfloat16(1.0F)});
-  EXPECT_TRUE(throws_error([&] { open(type); }, "w_scale_inv: expected F32 or F8_E8M0, got bfloat16"));
+  type.add<std::int32_t>("w_scale_inv", {2, 1}, {1, 1});
+  EXPECT_TRUE(
+      throws_error([&] { open(type); }, "w_scale_inv: expected scales of F32, BF16, F16 or F8_E8M0, got int32"));
   SafetensorsWriter vector;
   vector.add_bytes("w", "F8_E4M3", {2}, "ab");
   EXPECT_TRUE(throws_error([&] { open(vector); }, "w: expected a vector of F32, BF16 or F16"));
+}
+
+// ---- spellings: names and dtypes of the scales, at 300 x 520, where the last blocks of both axes are ragged
+// ------------
+
+constexpr std::int64_t kRows = 300;
+constexpr std::int64_t kColumns = 520;
+
+// One projection of that shape, [hidden, heads * v], in a checkpoint whose other weights are bfloat16.
+ModelConfig ragged_config() {
+  ModelConfig config = fp8_config();
+  config.hidden_size = kRows;
+  config.geometry = {2, 130, 50, 10, kColumns / 2};
+  return config;
+}
+
+class SpellingTest : public Fp8Test {
+ protected:
+  // Scales that each of the dtypes holds.
+  SpellingTest() : o_proj_(quantised(kRows, kColumns, true)) { EXPECT_EQ(o_proj_.scales.size(), 15U); }
+
+  void add_others(SafetensorsWriter& writer) const {
+    const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
+      writer.add(prefix_ + name, {rows, columns},
+                 std::vector<bfloat16>(static_cast<std::size_t>(rows * columns), bfloat16(0.5F)));
+    };
+    add("q_proj.weight", 2 * 60, kRows);
+    add("kv_a_proj_with_mqa.weight", 140, kRows);
+    add("kv_b_proj.weight", 2 * (50 + kColumns / 2), 130);
+    writer.add(prefix_ + "kv_a_layernorm.weight", {130}, std::vector<bfloat16>(130, bfloat16(1.0F)));
+    writer.add_bytes(name_, "F8_E4M3", {kRows, kColumns},
+                     {reinterpret_cast<const char*>(o_proj_.bits.data()), o_proj_.bits.size()});
+  }
+
+  template <class T>
+  [[nodiscard]] std::vector<T> scales() const {
+    std::vector<T> result;
+    for (const float scale : o_proj_.scales) {
+      if constexpr (std::is_same_v<T, float16>) {  // powers of two, which float16 holds as bare exponents
+        result.push_back(T{static_cast<std::uint16_t>((15 + std::ilogb(scale)) << 10)});
+      } else {
+        result.push_back(static_cast<T>(scale));
+      }
+      EXPECT_EQ(static_cast<float>(result.back()), scale);
+    }
+    return result;
+  }
+
+  [[nodiscard]] LayerWeights load(const SafetensorsWriter& writer) const {
+    write_file(folder_.path() / "model.safetensors", writer.bytes());
+    return load_layer_weights(folder_.path(), ragged_config(), 0, 0, DType::float32);
+  }
+
+  void expect_loaded(const SafetensorsWriter& writer) const {
+    const LayerWeights weights = load(writer);
+    ASSERT_EQ(weights.o_proj.dim(0), kRows);
+    ASSERT_EQ(weights.o_proj.dim(1), kColumns);
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t c = 0; c < kColumns; ++c) {
+        expect_value(weights.o_proj, r, c, o_proj_.value(r, c));
+      }
+    }
+  }
+
+  std::string prefix_ = "model.layers.0.self_attn.";
+  std::string name_ = prefix_ + "o_proj.weight";
+  Quantised o_proj_;
+  Shape blocks_{3, 5};
+};
+
+TEST_F(SpellingTest, EveryNameAndDtype) {
+  for (const char* ending : {"_scale_inv", "_scale"}) {
+    const auto expect_dtype_of = [&](auto element) {
+      SCOPED_TRACE(fmt::format("{} {}", ending, name_of(DTypeOf<decltype(element)>::value)));
+      SafetensorsWriter writer;
+      add_others(writer);
+      writer.add(name_ + ending, blocks_, scales<decltype(element)>());
+      expect_loaded(writer);
+    };
+    expect_dtype_of(float{});
+    expect_dtype_of(bfloat16{});
+    expect_dtype_of(float16{});
+  }
+}
+
+TEST_F(SpellingTest, BothNamesOfTheSameScales) {
+  SafetensorsWriter writer;
+  add_others(writer);
+  writer.add(name_ + "_scale_inv", blocks_, scales<float>());
+  writer.add(name_ + "_scale", blocks_, scales<bfloat16>());
+  expect_loaded(writer);
+}
+
+TEST_F(SpellingTest, BothNamesThatContradictAreRefused) {
+  SafetensorsWriter writer;
+  add_others(writer);
+  writer.add(name_ + "_scale_inv", blocks_, scales<float>());
+  std::vector<float> others = o_proj_.scales;
+  others.back() *= 2.0F;
+  writer.add(name_ + "_scale", blocks_, others);
+  EXPECT_TRUE(throws_error([&] { (void)load(writer); },
+                           name_ + "_scale: expected the scales of " + name_ + "_scale_inv, or only one of the two"));
+}
+
+TEST_F(SpellingTest, ScalesOfOtherGranularityAreRefused) {
+  for (const char* ending : {"_scale_inv", "_scale"}) {
+    for (const Shape& shape : {Shape{}, Shape{1}, Shape{1, 1}, Shape{kRows, 1}, Shape{kRows}, Shape{5, 3}}) {
+      std::int64_t size = 1;
+      for (const std::int64_t n : shape) {
+        size *= n;
+      }
+      SafetensorsWriter writer;
+      add_others(writer);
+      writer.add(name_ + ending, shape, std::vector<float>(static_cast<std::size_t>(size), 1.0F));
+      EXPECT_TRUE(throws_error([&] { (void)load(writer); },
+                               name_ + ending +
+                                   ": expected a scale for each block of 128 x 128, shape [3, 5], got shape " +
+                                   io::shape_to_string(shape)));
+    }
+  }
+}
+
+TEST_F(SpellingTest, NoScalesUnderEitherNameAreMissed) {
+  SafetensorsWriter writer;
+  add_others(writer);
+  EXPECT_TRUE(throws_error([&] { (void)load(writer); }, name_ + "_scale_inv: expected the block scales"));
 }
 
 }  // namespace

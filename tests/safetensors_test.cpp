@@ -80,6 +80,8 @@ TEST_F(SafetensorsTest, AcceptsMetadataAndTensorsInAnyOrder) {
   const Safetensors stored(write(safetensors_bytes(header, "xyz")));
   EXPECT_EQ(stored.names().size(), 2U);
   EXPECT_EQ(std::to_integer<char>(stored.tensor("b").bytes[0]), 'y');
+  EXPECT_EQ(stored.metadata("format"), "pt");
+  EXPECT_EQ(stored.metadata("reading"), std::nullopt);
 }
 
 struct BadHeader {

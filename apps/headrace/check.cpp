@@ -49,10 +49,14 @@ float element(const ConstAnyView& row, std::int64_t head, std::int64_t i) {
                                         : static_cast<const float*>(row.data())[offset];
 }
 
-double row_error(const std::vector<double>& expected, const ConstAnyView& row, const Geometry& geometry) {
+double squared_norm(const std::vector<double>& values) {
+  return std::inner_product(values.begin(), values.end(), values.begin(), 0.0);
+}
+
+double row_error(const attention::OracleRow& expected, const ConstAnyView& row, const Geometry& geometry) {
   double difference = 0.0;
   double reference = 0.0;
-  auto want = expected.begin();
+  auto want = expected.out.begin();
   for (std::int64_t h = 0; h < geometry.num_heads; ++h) {
     for (std::int64_t i = 0; i < geometry.v_head_dim; ++i, ++want) {
       const double delta = static_cast<double>(element(row, h, i)) - *want;
@@ -60,17 +64,21 @@ double row_error(const std::vector<double>& expected, const ConstAnyView& row, c
       reference += *want * *want;
     }
   }
-  return relative_error(difference, reference);
+  const double heads = static_cast<double>(expected.score_norm.size());
+  return relative_error(difference, reference) /
+         rounding_allowance(std::sqrt(squared_norm(expected.score_norm) / heads));
 }
 
-double lse_error(const std::vector<double>& expected, const View<const float>& lse, std::int64_t token) {
+double lse_error(const attention::OracleRow& expected, const View<const float>& lse, std::int64_t token) {
   double worst = 0.0;
-  for (std::size_t h = 0; h < expected.size(); ++h) {
+  for (std::size_t h = 0; h < expected.lse.size(); ++h) {
     const double got = static_cast<double>(lse(token, h));
-    if (got == expected[h]) {  // also where both are -inf
+    const double want = expected.lse[h];
+    if (got == want) {  // also where both are -inf
       continue;
     }
-    const double error = std::abs(got - expected[h]) / std::max(1.0, std::abs(expected[h]));
+    const double error =
+        std::abs(got - want) / (std::max(1.0, std::abs(want)) * rounding_allowance(expected.score_norm[h]));
     worst = std::isfinite(error) ? std::max(worst, error) : kInfinity;
   }
   return worst;
@@ -136,6 +144,15 @@ CheckTolerance check_tolerance(DType compute) {
   return compute == DType::float32 ? CheckTolerance{1e-5, 1e-5} : CheckTolerance{2e-2, 2e-2};
 }
 
+double rounding_allowance(double score_norm) noexcept {
+  constexpr double kOrdinaryNorm = 3.0;
+  return std::max(1.0, score_norm / kOrdinaryNorm);
+}
+
+double OracleCheck::score_norm() const noexcept {
+  return scores_ == 0 ? 0.0 : std::sqrt(squared_score_norms_ / static_cast<double>(scores_));
+}
+
 void OracleCheck::add(const Attention& attention, const Weights& weights, const Inputs& inputs, const Step& step,
                       ConstAnyView out, View<const float> lse, int threads) {
   std::vector<attention::OracleQuery> queries;
@@ -159,8 +176,10 @@ void OracleCheck::add(const Attention& attention, const Weights& weights, const 
       const attention::OracleQuery& query = some[i];
       const std::int64_t request = step.pieces()[static_cast<std::size_t>(query.request)].request;
       const ConstAnyView row = out.slice(query.token, query.token + 1);
-      keep_worse(worst_row_, {request, query.position, row_error(expected[i].out, row, attention.geometry)});
-      keep_worse(worst_lse_, {request, query.position, lse_error(expected[i].lse, lse, query.token)});
+      keep_worse(worst_row_, {request, query.position, row_error(expected[i], row, attention.geometry)});
+      keep_worse(worst_lse_, {request, query.position, lse_error(expected[i], lse, query.token)});
+      squared_score_norms_ += squared_norm(expected[i].score_norm);
+      scores_ += static_cast<std::int64_t>(expected[i].score_norm.size());
     }
     progress.advance(static_cast<std::int64_t>(some.size()));
   }

@@ -24,14 +24,21 @@ inline constexpr std::int64_t kRowsToCheck = 64;
 [[nodiscard]] std::vector<std::int64_t> rows_to_check(const RequestSpec& request, const Boundaries& boundaries,
                                                       std::int64_t most, std::uint64_t seed);
 
-/// Largest errors against the float64 oracle that pass.
+/// Largest errors against the float64 oracle that pass, where the products that sum to scores are of ordinary size.
 struct CheckTolerance {
   double row = 0.0;  ///< of ||row - oracle row|| / ||oracle row||
   double lse = 0.0;  ///< of |LSE - oracle LSE| / max(1, |oracle LSE|)
 };
 [[nodiscard]] CheckTolerance check_tolerance(DType compute);
 
-/// A row and how far it is from the oracle's. An infinite error stands for one that is no number.
+/// How many times the tolerance rounding may take: it moves a score in proportion to the products that sum to it, and
+/// softmax passes that on. 1 up to a norm of 3, which independent products have whose sums have that standard
+/// deviation.
+/// @param score_norm  see attention::OracleRow
+[[nodiscard]] double rounding_allowance(double score_norm) noexcept;
+
+/// A row and how far it is from the oracle's, divided by its rounding_allowance(). An infinite error stands for one
+/// that is no number.
 struct RowError {
   std::int64_t request = 0;
   std::int64_t position = 0;
@@ -53,6 +60,8 @@ class OracleCheck {
   [[nodiscard]] std::int64_t rows() const noexcept { return compared_; }
   [[nodiscard]] const RowError& worst_row() const noexcept { return worst_row_; }
   [[nodiscard]] const RowError& worst_lse() const noexcept { return worst_lse_; }
+  /// Root mean square over the rows and heads that were compared; see attention::OracleRow.
+  [[nodiscard]] double score_norm() const noexcept;
   [[nodiscard]] bool pass() const noexcept {
     return worst_row_.error <= tolerance_.row && worst_lse_.error <= tolerance_.lse;
   }
@@ -63,6 +72,8 @@ class OracleCheck {
   std::int64_t compared_ = 0;
   RowError worst_row_;
   RowError worst_lse_;
+  double squared_score_norms_ = 0.0;
+  std::int64_t scores_ = 0;
 };
 
 /// The rows of --check: a sample or all of each request's new tokens.

@@ -15,8 +15,9 @@ namespace {
 
 class CpuStages final : public Stages {
  public:
-  CpuStages(const ModelConfig& config, std::int64_t number, LayerWeights weights, DType compute, int threads)
-      : layer_(config, number, std::move(weights), compute, threads), threads_(threads) {}
+  CpuStages(const ModelConfig& config, std::int64_t number, LayerWeights weights, DType compute, float cache_scale,
+            int threads)
+      : layer_(config, number, std::move(weights), compute, threads), cache_scale_(cache_scale), threads_(threads) {}
 
   [[nodiscard]] const ModelConfig& config() const noexcept override { return layer_.config(); }
   [[nodiscard]] bool scores() const noexcept override { return layer_.scores(); }
@@ -24,7 +25,7 @@ class CpuStages final : public Stages {
 
   void begin(const PageTable& table, CacheFormat format, std::int64_t workspace_bytes) override {
     format_ = format;
-    latent_cache_ = CacheMemory(table, cache_row_bytes(format, config().geometry));
+    latent_cache_ = CacheMemory(table, cache_row_bytes(format, config().geometry), cache_scale_);
     if (scores()) {
       index_cache_ = CacheMemory(table, config().indexer->cache_row_bytes(layer_.compute()));
     }
@@ -87,6 +88,7 @@ class CpuStages final : public Stages {
     output_ = {};
   }
 
+  [[nodiscard]] AppendedStep appended() override { return {std::as_const(projected_.q).view(), latent_cache_.view()}; }
   [[nodiscard]] AttendedStep attended() override {
     return {layer_.attention_weights(), inputs(), std::as_const(attended_).view(), lse()};
   }
@@ -107,6 +109,7 @@ class CpuStages final : public Stages {
   }
 
   Layer layer_;
+  float cache_scale_;
   int threads_;
   CacheFormat format_ = CacheFormat::bfloat16;
   CacheMemory latent_cache_;
@@ -128,9 +131,10 @@ std::unique_ptr<Stages> make_stages(const ModelSource& model, std::int64_t layer
                                     const Device& device) {
   LayerWeights weights = model.weights(layer, options.compute, options.seed);
   if (device.cuda != nullptr) {
-    return make_cuda_stages(model.config, layer, std::move(weights), device.cuda);
+    return make_cuda_stages(model.config, layer, std::move(weights), options.cache_scale, device.cuda);
   }
-  return std::make_unique<CpuStages>(model.config, layer, std::move(weights), options.compute, device.threads);
+  return std::make_unique<CpuStages>(model.config, layer, std::move(weights), options.compute, options.cache_scale,
+                                     device.threads);
 }
 
 std::int64_t longest_seq_len(const Step& step) {

@@ -26,7 +26,7 @@ using device::cuda::DeviceTensor;
 class CacheOnDevice {
  public:
   CacheOnDevice() = default;
-  CacheOnDevice(const PageTable& table, std::int64_t row_bytes) : host_(table, row_bytes) {
+  CacheOnDevice(const PageTable& table, std::int64_t row_bytes, float scale = 1.0F) : host_(table, row_bytes, scale) {
     const MutableCacheView view = host_.view();
     pages_ = DeviceBuffer(view.num_pages * view.page_stride);
     pages_.fill(std::byte{0});
@@ -75,9 +75,10 @@ class StepOnDevice {
 
 class CudaStages final : public Stages {
  public:
-  CudaStages(const ModelConfig& config, std::int64_t number, LayerWeights weights,
+  CudaStages(const ModelConfig& config, std::int64_t number, LayerWeights weights, float cache_scale,
              const std::shared_ptr<CudaDevice>& device)
       : layer_(config, number, weights, device),
+        cache_scale_(cache_scale),
         kv_b_proj_(std::move(weights.kv_b_proj)),
         sink_(std::move(weights.sink)) {
     // Where the kernels do not serve the geometry, plans say so.
@@ -94,7 +95,7 @@ class CudaStages final : public Stages {
 
   void begin(const PageTable& table, CacheFormat format, std::int64_t workspace_bytes) override {
     format_ = format;
-    latent_cache_ = CacheOnDevice(table, cache_row_bytes(format, config().geometry));
+    latent_cache_ = CacheOnDevice(table, cache_row_bytes(format, config().geometry), cache_scale_);
     if (scores()) {
       index_cache_ = CacheOnDevice(table, config().indexer->cache_row_bytes(DType::bfloat16));
     }
@@ -167,6 +168,7 @@ class CudaStages final : public Stages {
     copies_.clear();
   }
 
+  [[nodiscard]] AppendedStep appended() override { return {copy(projected_.q), latent_cache_.on_host()}; }
   [[nodiscard]] AttendedStep attended() override {
     AttendedStep result;
     result.weights.kv_b_proj = std::as_const(kv_b_proj_).view();
@@ -201,6 +203,7 @@ class CudaStages final : public Stages {
   }
 
   CudaLayer layer_;
+  float cache_scale_;
   Tensor kv_b_proj_;  // on the host, for checks
   Tensor sink_;
   device::cuda::OwnedStream stream_;
@@ -226,8 +229,8 @@ class CudaStages final : public Stages {
 }  // namespace
 
 std::unique_ptr<Stages> make_cuda_stages(const ModelConfig& config, std::int64_t layer, LayerWeights weights,
-                                         const std::shared_ptr<CudaDevice>& device) {
-  return std::make_unique<CudaStages>(config, layer, std::move(weights), device);
+                                         float cache_scale, const std::shared_ptr<CudaDevice>& device) {
+  return std::make_unique<CudaStages>(config, layer, std::move(weights), cache_scale, device);
 }
 
 }  // namespace headrace::app

@@ -15,7 +15,8 @@ namespace {
 std::optional<CudaKernels> cuda_kernels() { return std::nullopt; }
 
 std::unique_ptr<Stages> make_cuda_stages(const ModelConfig& /*config*/, std::int64_t /*layer*/,
-                                         LayerWeights /*weights*/, const std::shared_ptr<CudaDevice>& /*device*/) {
+                                         LayerWeights /*weights*/, float /*cache_scale*/,
+                                         const std::shared_ptr<CudaDevice>& /*device*/) {
   refuse();
 }
 

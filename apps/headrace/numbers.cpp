@@ -76,6 +76,17 @@ std::optional<std::int64_t> read_count(std::string_view text, std::int64_t most)
   return value * factor;
 }
 
+float parse_scale(std::string_view argument, std::string_view text) {
+  float value = 0.0F;
+  const char* const end = text.data() + text.size();
+  const auto [stop, problem] = std::from_chars(text.data(), end, value);
+  if (problem != std::errc() || stop != end || !std::isfinite(value) || value <= 0.0F) {
+    throw Error(std::string(argument), "a number that float32 holds as finite and > 0, such as 0.25 or 1e-3",
+                fmt::format("\"{}\"", text));
+  }
+  return value;
+}
+
 std::int64_t parse_bytes(std::string_view argument, std::string_view text) {
   std::int64_t value = 0;
   const char* const end = text.data() + text.size();

@@ -13,6 +13,9 @@ namespace headrace::app {
 [[nodiscard]] std::int64_t parse_integer(std::string_view argument, std::string_view text, std::int64_t least,
                                          std::int64_t most);
 
+/// A decimal number that float32 holds as finite and > 0: "0.25", "1e-3". @throws Error naming `argument`
+[[nodiscard]] float parse_scale(std::string_view argument, std::string_view text);
+
 /// Digits, then perhaps k (1024) or m (1024 * 1024), in capitals or not: how tokens and requests are counted. Nothing
 /// for any other text, or a number above `most`.
 [[nodiscard]] std::optional<std::int64_t> read_count(std::string_view text, std::int64_t most);

@@ -166,6 +166,12 @@ class OptionAdder {
          "the cache's format: float32, bf16, fp8 or fp8_ds_mla; default auto, which is that of --dtype",
          [&options = options_](const std::string& value) { options.cache_format = parse_cache_format(value); });
   }
+  void cache_scale() {
+    text("--kv-cache-scale", "SCALE", "of an fp8 cache: value = e4m3 * SCALE (default 1)",
+         [&options = options_](const std::string& value) {
+           options.cache_scale = parse_scale("--kv-cache-scale", value);
+         });
+  }
   void force() {
     text("--force", "PATH",
          "one path for every row: dense_mha, masked_mha or topk_mqa; exit status 1 where it cannot run",
@@ -253,6 +259,13 @@ class OptionAdder {
 
 constexpr const char* kModelText = "a preset (see \"headrace models\"), or a folder with a config.json";
 
+/// Other formats have no scale that could be given.
+void require_scaled_format(const CLI::App& command, const Options& options) {
+  if (command.count("--kv-cache-scale") > 0 && options.format() != CacheFormat::fp8) {
+    throw Error("--kv-cache-scale", "--kv-cache-dtype fp8 beside it", std::string(name_of(options.format())));
+  }
+}
+
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& description, const char* examples) {
   CLI::App* const command = app.add_subcommand(name, description);
   command->footer(examples);
@@ -300,6 +313,7 @@ void add_prefill(CLI::App& app, Options& options) {
   add.tp();
   add.dtype("bfloat16");
   add.cache_format();
+  add.cache_scale();
   add.force();
   add.layer("the first that attends and scores");
   add.selection(
@@ -311,7 +325,10 @@ void add_prefill(CLI::App& app, Options& options) {
   add.profile();
   add.machine();
   add.json();
-  command->parse_complete_callback([&options] { options.command = Command::prefill; });
+  command->parse_complete_callback([&options, command] {
+    options.command = Command::prefill;
+    require_scaled_format(*command, options);
+  });
 }
 
 void add_verify(CLI::App& app, Options& options) {
@@ -323,6 +340,7 @@ void add_verify(CLI::App& app, Options& options) {
   add.recording("the recorded outputs; default: recording.safetensors in the model's folder");
   add.dtype("float32, as recordings are; bfloat16 on a GPU");
   add.cache_format();
+  add.cache_scale();
   add.force();
   add.layer("every recorded one");
   add.selection("the keys each query attends to: recorded, the default, or indexer");
@@ -339,6 +357,7 @@ void add_verify(CLI::App& app, Options& options) {
     if (command->count("--selection") == 0) {
       options.selection = {SelectionSource::Kind::recorded, "recorded", {}};
     }
+    require_scaled_format(*command, options);
   });
 }
 
@@ -438,6 +457,10 @@ Options parse_command_line(int argc, const char* const* argv) {
                 std::string(name_of(options.compute)));
   }
   return options;
+}
+
+std::string cache_scale_text(const Options& options) {
+  return fmt::format("fp8 scale {} (--kv-cache-scale)", options.cache_scale);
 }
 
 std::string device_text(const Options& options) { return options.gpu ? fmt::format("cuda:{}", *options.gpu) : "cpu"; }

@@ -38,11 +38,13 @@ struct Options {
 
   std::string model;
   Reading reading = Reading::engines;  ///< of the model's configuration
+  bool reading_given = false;          ///< by --reading; otherwise verify may find out which one a recording had
   std::vector<RequestSpec> batch;
   std::filesystem::path recording;  ///< empty: the model folder's own
   std::int64_t tp = 1;
   DType compute = DType::bfloat16;
   std::optional<CacheFormat> cache_format;  ///< absent: that of the compute dtype
+  float cache_scale = 1.0F;                 ///< of an fp8 cache: value = e4m3 * scale
   std::optional<Path> force;
   std::optional<std::int64_t> layer;
   SelectionSource selection;
@@ -64,6 +66,9 @@ struct Options {
 
 /// The device of the options as --device spells it: "cpu", "cuda:0".
 [[nodiscard]] std::string device_text(const Options& options);
+
+/// "fp8 scale 0.25 (--kv-cache-scale)", for who would not know that there is one.
+[[nodiscard]] std::string cache_scale_text(const Options& options);
 
 /// Runs `work`; an Error of it names `argument`, as the command line's user knows it.
 template <class Work>

@@ -71,6 +71,7 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
   document["seed"] = options.seed;
   document["dtype"] = name_of(report.attention.compute);
   document["kv_cache_dtype"] = name_of(report.attention.format);
+  document["kv_cache_scale"] = options.format() == CacheFormat::fp8 ? Json(options.cache_scale) : Json(nullptr);
   document["geometry"] = to_json(report.attention.geometry);
   document["selection"] = selection_text(model, layer, options);
   document["selection_rule"] = report.attention.rule.to_string();
@@ -97,6 +98,9 @@ void print_report_json(const ModelSource& model, std::int64_t layer, const Optio
 void print_start(const ModelSource& model, std::int64_t layer, const Options& options, const PrefillStart& start) {
   const std::size_t width = output_width();
   fmt::print("{}", describe(model, layer, start.attention, start.first_plan.device(), width));
+  if (options.format() == CacheFormat::fp8) {
+    fmt::print("{}\n", cache_scale_text(options));
+  }
   const std::string sources = fmt::format(
       "weights: {}; selection: {}{}", model.folder ? "checkpoint" : fmt::format("random, seed {}", options.seed),
       selection_text(model, layer, options), options.tp > 1 ? "; the output is one rank's partial sum" : "");

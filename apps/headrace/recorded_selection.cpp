@@ -4,6 +4,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 
 #include "headrace/error.h"
 #include "selection_match.h"
@@ -17,6 +19,16 @@ std::span<const std::int32_t> row_of(const Tensor& index, std::int64_t row) {
   return {view.at(row), static_cast<std::size_t>(view.dim(1))};
 }
 
+/// The keys that a row at `position` may attend to, ascending, each once.
+std::vector<std::int32_t> keys_of(std::span<const std::int32_t> entries, std::int64_t position) {
+  std::vector<std::int32_t> keys;
+  std::copy_if(entries.begin(), entries.end(), std::back_inserter(keys),
+               [&](std::int32_t entry) { return entry >= 0 && entry <= position; });
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  return keys;
+}
+
 /// Copies rows of a selection to rows [first, ...) of a buffer.
 void keep_rows(const Selection& selection, std::int64_t first, SelectionBuffer& buffer) {
   const View<std::int32_t> index = buffer.index.view_as<std::int32_t>();
@@ -26,15 +38,15 @@ void keep_rows(const Selection& selection, std::int64_t first, SelectionBuffer& 
 }
 
 /// Matches the rows of one step with the recorded ones, by our own scores.
-void match(const ScoredStep& scored, const Step& step, const IndexerGeometry& indexer, const RecordedLayer& recorded,
-           DType compute, SelectionMatcher& matcher, OwnSelection& own) {
+void match(const ScoredStep& scored, const Step& step, const IndexerGeometry& indexer,
+           const RecordedSelection& recorded, DType compute, const OwnSelection& own, SelectionMatcher& matcher) {
   const Piece& piece = step.pieces().front();
   std::vector<float> scores(static_cast<std::size_t>(piece.end));
   for (std::int64_t position = piece.begin; position < piece.end; ++position) {
     const std::int64_t seen = score_row(indexer, compute, scored.index_cache, scored.queries, step.requests(), 0,
                                         position - piece.begin, View<float>(scores.data(), {piece.end}));
-    own.agrees.push_back(matcher.add_row(position, std::span(scores).first(static_cast<std::size_t>(seen)),
-                                         row_of(recorded.topk_indices, position), row_of(own.buffer.index, position)));
+    (void)matcher.add_row(position, std::span(scores).first(static_cast<std::size_t>(seen)),
+                          row_of(recorded.index, position), row_of(own.buffer.index, position));
   }
 }
 
@@ -67,7 +79,44 @@ Tensor hidden_states(const RecordedLayer& recorded, const ModelConfig& config, D
   return hidden;
 }
 
-OwnSelection select_and_match(Stages& stages, const RecordedLayer& recorded, const Options& options) {
+void NotedRows::add(std::int64_t row) {
+  if (rows++ == 0) {
+    first = row;
+  }
+}
+
+RecordedSelection read_selection(const Tensor& topk_indices, const SelectionRule& rule) {
+  const std::int64_t rows = topk_indices.dim(0);
+  std::vector<std::vector<std::int32_t>> keys;
+  RecordedSelection result;
+  std::int64_t width = rule.width();
+  for (std::int64_t row = 0; row < rows; ++row) {
+    keys.push_back(keys_of(row_of(topk_indices, row), row));
+    const auto selected = static_cast<std::int64_t>(keys.back().size());
+    width = std::max(width, selected);
+    if (selected > rule.keys_at(row)) {
+      result.wide.add(row);
+    }
+  }
+  result.index = Tensor(DType::int32, {rows, width});
+  const View<std::int32_t> index = result.index.view_as<std::int32_t>();
+  std::fill_n(index.data(), index.size(), -1);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::copy(keys[static_cast<std::size_t>(row)].begin(), keys[static_cast<std::size_t>(row)].end(), index.at(row));
+  }
+  return result;
+}
+
+std::vector<bool> rows_that_agree(const Tensor& one, const Tensor& other) {
+  std::vector<bool> agree;
+  for (std::int64_t row = 0; row < one.dim(0); ++row) {
+    agree.push_back(keys_of(row_of(one, row), row) == keys_of(row_of(other, row), row));
+  }
+  return agree;
+}
+
+OwnSelection select_and_match(Stages& stages, const RecordedLayer& recorded, const RecordedSelection& selection,
+                              const Options& options) {
   const IndexerGeometry& indexer = *stages.config().indexer;
   const Tensor hidden = hidden_states(recorded, stages.config(), options.compute);
   const std::vector<RequestSpec> batch{{hidden.dim(0), 0}};
@@ -85,7 +134,7 @@ OwnSelection select_and_match(Stages& stages, const RecordedLayer& recorded, con
     stages.select_all();
     const ScoredStep scored = stages.scored();
     keep_rows(scored.selection, piece.begin, own.buffer);
-    match(scored, step, indexer, recorded, options.compute, matcher, own);
+    match(scored, step, indexer, selection, options.compute, own, matcher);
     stages.close();
   }
   own.match = matcher.share();

@@ -15,6 +15,12 @@
 
 namespace headrace::app {
 
+/// What projections and append made of a step, in host memory.
+struct AppendedStep {
+  ConstAnyView q;  ///< [T, H, nope + rope]
+  CacheView cache;
+};
+
 /// What attention read and gave in a step, in host memory.
 struct AttendedStep {
   Weights weights;
@@ -74,7 +80,9 @@ class Stages {
   /// Ends a step: its work is done, and what its stages made may be freed, but for the selection.
   virtual void close() = 0;
 
-  /// For checks, between attend and output, and after select_all; views that are valid until the next stage.
+  /// For checks: after append, between attend and output, and after select_all. Their views are valid until the next
+  /// stage, attended().out until close.
+  [[nodiscard]] virtual AppendedStep appended() = 0;
   [[nodiscard]] virtual AttendedStep attended() = 0;
   [[nodiscard]] virtual ScoredStep scored() = 0;
   /// [T, hidden]
@@ -88,8 +96,9 @@ class Stages {
 /// The longest request of a step.
 [[nodiscard]] std::int64_t longest_seq_len(const Step& step);
 
-/// For make_stages. @param weights  in bfloat16
+/// For make_stages. @param weights  in bfloat16. @param cache_scale  of an fp8 cache
 [[nodiscard]] std::unique_ptr<Stages> make_cuda_stages(const ModelConfig& config, std::int64_t layer,
-                                                       LayerWeights weights, const std::shared_ptr<CudaDevice>& device);
+                                                       LayerWeights weights, float cache_scale,
+                                                       const std::shared_ptr<CudaDevice>& device);
 
 }  // namespace headrace::app

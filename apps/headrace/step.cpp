@@ -82,10 +82,11 @@ std::int64_t PageTable::slot(std::int64_t request, std::int64_t position) const 
   return std::int64_t{pages_[at(request)][at(position / kPageSize)]} * kPageSize + position % kPageSize;
 }
 
-CacheMemory::CacheMemory(const PageTable& table, std::int64_t row_bytes)
+CacheMemory::CacheMemory(const PageTable& table, std::int64_t row_bytes, float scale)
     : bytes_(DType::uint8, {table.num_pages(), PageTable::kPageSize, row_bytes}),
       num_pages_(table.num_pages()),
-      row_bytes_(row_bytes) {}
+      row_bytes_(row_bytes),
+      scale_(scale) {}
 
 MutableCacheView CacheMemory::view() noexcept {
   MutableCacheView view;
@@ -94,6 +95,7 @@ MutableCacheView CacheMemory::view() noexcept {
   view.page_size = PageTable::kPageSize;
   view.page_stride = PageTable::kPageSize * row_bytes_;
   view.row_stride = row_bytes_;
+  view.scale = scale_;
   return view;
 }
 

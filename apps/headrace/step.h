@@ -53,13 +53,15 @@ class PageTable {
 class CacheMemory {
  public:
   CacheMemory() = default;
-  CacheMemory(const PageTable& table, std::int64_t row_bytes);
+  /// @param scale  of an fp8 cache
+  CacheMemory(const PageTable& table, std::int64_t row_bytes, float scale = 1.0F);
   [[nodiscard]] MutableCacheView view() noexcept;
 
  private:
   Tensor bytes_;
   std::int64_t num_pages_ = 0;
   std::int64_t row_bytes_ = 0;
+  float scale_ = 1.0F;
 };
 
 /// What one step's stages read besides hidden states and caches, with its memory.

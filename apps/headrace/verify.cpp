@@ -2,183 +2,60 @@
 #include "verify.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <map>
 #include <memory>
-#include <span>
 #include <utility>
 
 #include "check.h"
 #include "headrace/error.h"
-#include "headrace/recording.h"
-#include "progress.h"
-#include "recorded_selection.h"
-#include "stages.h"
-#include "stated_error.h"
-#include "step.h"
+#include "reference_layer.h"
+#include "target.h"
+#include "verify_layer.h"
 
 namespace headrace::app {
 namespace {
 
-float element(const ConstAnyView& rows, std::int64_t row, std::int64_t i) {
-  const std::int64_t offset = row * rows.stride(0) + i * rows.stride(1);
-  return rows.dtype() == DType::bfloat16 ? static_cast<float>(static_cast<const bfloat16*>(rows.data())[offset])
-                                         : static_cast<const float*>(rows.data())[offset];
+/// The most that a recording made in bfloat16 may be off the float32 layer, and how often what bfloat16 changes in our
+/// own layer: how much that is depends on the data, above all on how far its scores spread.
+constexpr RecordedTolerance kBfloat16Tolerance{1e-2, 2e-2};
+constexpr double kBfloat16Spread = 2.0;
+
+RecordedErrors errors_of(const Tensor& output, const View<const float>& expected, const RecordedTolerance& tolerance) {
+  OutputErrors errors;
+  errors.add(output.view(), expected);
+  return {errors.rows(), errors.relative(), errors.max_row(), tolerance};
 }
 
-/// Adds up what separates outputs from recorded ones.
-class OutputErrors {
- public:
-  /// @param counts  tells of a row whether it is to be compared
-  template <class Counts>
-  void add(const ConstAnyView& output, const View<const float>& recorded, const Counts& counts) {
-    for (std::int64_t row = 0; row < recorded.dim(0); ++row) {
-      if (!counts(row)) {
-        continue;
-      }
-      ++rows_;
-      double difference = 0.0;
-      double reference = 0.0;
-      for (std::int64_t i = 0; i < recorded.dim(1); ++i) {
-        const double want = static_cast<double>(recorded(row, i));
-        const double delta = static_cast<double>(element(output, row, i)) - want;
-        difference += delta * delta;
-        reference += want * want;
-      }
-      difference_ += difference;
-      reference_ += reference;
-      max_row_ = std::max(max_row_, relative_error(difference, reference));
-    }
-  }
-  [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
-  [[nodiscard]] double relative() const noexcept { return relative_error(difference_, reference_); }
-  [[nodiscard]] double max_row() const noexcept { return max_row_; }
-
- private:
-  std::int64_t rows_ = 0;
-  double difference_ = 0.0;
-  double reference_ = 0.0;
-  double max_row_ = 0.0;
-};
-
-/// The rows of a step, of a selection for the whole prompt.
-Selection rows_of(const Selection& selection, const Piece& piece) {
-  if (selection.index.empty()) {
-    return {};
-  }
-  Selection rows = selection;
-  rows.index = selection.index.slice(piece.begin, piece.end);
-  if (!selection.count.empty()) {
-    rows.count = selection.count.slice(piece.begin, piece.end);
-  }
-  return rows;
+/// Whether bfloat16 holds every value, as it does where the values come from a layer that was run in it.
+bool is_bfloat16(const Tensor& values) {
+  const View<const float> view = values.view_as<float>();
+  return std::all_of(view.data(), view.data() + view.size(),
+                     [](float value) { return static_cast<float>(bfloat16(value)) == value; });
 }
 
-/// A selection for the whole prompt.
-struct PromptSelection {
-  Selection selection;
-  const std::vector<bool>* agrees = nullptr;  ///< per row, where it is our own: whether it is the recorded one
-};
-
-/// One recorded layer, ready to be run down any path.
-class LayerRun {
- public:
-  LayerRun(Stages& stages, const RecordedLayer& recorded, PromptSelection selection, const Options& options,
-           const Device& device)
-      : stages_(stages),
-        recorded_(recorded),
-        selection_(selection),
-        options_(options),
-        device_(device),
-        attention_(stages.attention(options.format())),
-        hidden_(hidden_states(recorded, stages.config(), options.compute)) {}
-
-  [[nodiscard]] std::int64_t rows() const noexcept { return hidden_.dim(0); }
-  [[nodiscard]] std::int64_t covered_rows() const noexcept {
-    return std::min(rows(), attention_.rule.covered_prefix());
+double score_norm_of(const LayerResult& result) {
+  double norm = 0.0;
+  for (const PathResult& path : result.paths) {
+    norm = std::max(norm, path.score_norm);
   }
-  [[nodiscard]] std::vector<std::string> unmet(Path path, std::int64_t rows) const {
-    return unmet_requirements(path, attention_, 0, rows, true, device_);
+  for (const SkippedPath& path : result.skipped) {
+    norm = std::max(norm, path.covered_prefix ? path.covered_prefix->score_norm : 0.0);
   }
-
-  /// Runs the first `rows` tokens of the prompt, in chunks as the options say.
-  [[nodiscard]] PathResult run(Path path, std::int64_t rows) const {
-    Options options = options_;
-    options.force = path;
-    const std::vector<RequestSpec> batch{{rows, 0}};
-    const PageTable table(batch, options.seed);
-    stages_.begin(table, attention_.format, 0);
-    OracleCheck check(check_tolerance(options.compute), rows_to_check(batch, attention_.rule, options, Check::sample));
-    OutputErrors errors;
-    const std::int64_t steps = query_steps(batch, options.prefill_chunk);
-    Progress progress(fmt::format("layer {} {}", recorded_.layer, name_of(path)), steps);
-    for (std::int64_t s = 0; s < steps; ++s) {
-      const Step step(table, query_pieces(batch, options.prefill_chunk, s));
-      run_step(step, options, check, errors);
-      progress.advance(1);
-    }
-    return {path,
-            rows,
-            errors.rows(),
-            errors.relative(),
-            errors.max_row(),
-            check.worst_lse().error,
-            verify_tolerance(options.compute, attention_.format)};
-  }
-
- private:
-  /// A path that the user did not force cannot run for lack of workspace only: its other requirements are met.
-  [[nodiscard]] Plan plan_path(const Batch& batch, const Options& options) const {
-    try {
-      // Every path is forced, so rates decide nothing.
-      return plan_step(attention_, batch, options, {device_, Profile::nominal_cpu(options.compute)});
-    } catch (const ForcedPathError& error) {
-      if (options_.force) {
-        throw;
-      }
-      const std::string path(name_of(*options.force));
-      throw StatedError("--workspace-limit", "enough for every path", error.actual(),
-                        fmt::format("{} cannot run: {}", path, error.actual().substr(path.size() + 2)));
-    }
-  }
-
-  void run_step(const Step& step, const Options& options, OracleCheck& check, OutputErrors& errors) const {
-    const Piece& piece = step.pieces().front();
-    const Plan plan = plan_path(step.batch(), options);
-    stages_.open(step, hidden_.view().slice(piece.begin, piece.end));
-    stages_.project(/*scoring=*/false);
-    stages_.append();
-    stages_.use(rows_of(selection_.selection, piece));
-    stages_.prepare(plan, /*with_lse=*/true);
-    stages_.attend(plan);
-    const AttendedStep attended = stages_.attended();
-    check.add(attention_, attended.weights, attended.inputs, step, attended.out, attended.lse, options.threads);
-    stages_.output();
-    errors.add(stages_.out(), recorded_.output.view_as<float>().slice(piece.begin, piece.end), [&](std::int64_t row) {
-      // A row whose own selection is another has another answer, which the recording does not hold.
-      return selection_.agrees == nullptr || (*selection_.agrees)[static_cast<std::size_t>(piece.begin + row)];
-    });
-    stages_.close();
-  }
-
-  Stages& stages_;
-  const RecordedLayer& recorded_;
-  PromptSelection selection_;
-  const Options& options_;
-  const Device& device_;
-  Attention attention_;
-  Tensor hidden_;
-};
+  return norm;
+}
 
 /// The recorded layers, their weights, and the selections they make, each loaded or computed once.
-class Recording {
+class Verification {
  public:
-  Recording(const ModelSource& model, const std::filesystem::path& file, const Options& options)
-      : model_(model), file_(file), options_(options), device_(chosen_device(options)), layers_(load_recording(file)) {}
+  Verification(const ModelSource& model, const std::vector<RecordedLayer>& layers, const std::filesystem::path& file,
+               const Options& options, const StagesMaker& make)
+      : model_(model), file_(file), options_(options), make_(make), device_(chosen_device(options)), layers_(layers) {}
 
-  [[nodiscard]] std::vector<LayerResult> verify() {
+  [[nodiscard]] std::vector<LayerResult> run() {
     std::vector<LayerResult> results;
     for (const RecordedLayer& recorded : layers_) {
       if (!options_.layer || *options_.layer == recorded.layer) {
@@ -186,7 +63,11 @@ class Recording {
       }
     }
     if (results.empty()) {
-      throw Error("--layer", "a layer of the recording", fmt::format("{}", options_.layer.value_or(-1)));
+      std::vector<std::int64_t> numbers;
+      std::transform(layers_.begin(), layers_.end(), std::back_inserter(numbers),
+                     [](const RecordedLayer& recorded) { return recorded.layer; });
+      throw Error("--layer", fmt::format("a recorded layer: {}", fmt::join(numbers, ", ")),
+                  fmt::format("{}", options_.layer.value_or(-1)));
     }
     return results;
   }
@@ -197,7 +78,21 @@ class Recording {
     const std::unique_ptr<Stages> stages = load(recorded.layer);
     LayerResult result;
     result.layer = recorded.layer;
-    const LayerRun run(*stages, recorded, selection_of(*stages, recorded, result), options_, device_);
+    result.recorded_in_bfloat16 = is_bfloat16(recorded.output);
+    const PromptSelection selection = selection_of(*stages, recorded, result);
+    if (compares_with_recording(options_.compute, options_.format())) {
+      run_paths(LayerRun(*stages, recorded, selection, options_, device_, nullptr), result);
+      return result;
+    }
+    const ReferenceLayer reference =
+        run_reference(model_, recorded, recorded_selection_of(recorded), DType::float32, options_);
+    StageErrors errors(stages->attention(options_.format()), reference, check_tolerance(options_.compute).row);
+    run_paths(LayerRun(*stages, recorded, selection, options_, device_, &errors), result);
+    result.rounding = rounding_checks(recorded, reference, errors, score_norm_of(result));
+    return result;
+  }
+
+  void run_paths(const LayerRun& run, LayerResult& result) const {
     for (const Path path : kPaths) {
       if (options_.force && *options_.force != path) {
         continue;
@@ -209,23 +104,6 @@ class Recording {
         result.skipped.push_back({path, unmet, covered_prefix(run, path)});
       }
     }
-    return result;
-  }
-
-  /// @throws Error that names the recording and the model
-  void require_fit(const RecordedLayer& recorded) const {
-    try {
-      (void)chosen_layer(model_.config, recorded.layer);
-      require_width(recorded, model_.config);
-      if (model_.config.selection_rule(recorded.layer).kind() != SelectionRule::Kind::none) {
-        (void)source_of(recorded);
-      }
-    } catch (const Error& error) {
-      const std::string what =
-          error.argument() == "--layer" ? fmt::format("layer {}", recorded.layer) : error.argument();
-      throw Error(fmt::format("{}: {}", file_.string(), what),
-                  fmt::format("{}, to fit the model {}", error.expected(), model_.name), error.actual());
-    }
   }
 
   [[nodiscard]] static std::optional<PathResult> covered_prefix(const LayerRun& run, Path path) {
@@ -236,24 +114,77 @@ class Recording {
     return run.run(path, rows);
   }
 
-  [[nodiscard]] std::unique_ptr<Stages> load(std::int64_t number) const {
-    return make_stages(model_, number, options_, device_);
+  [[nodiscard]] RoundingChecks rounding_checks(const RecordedLayer& recorded, const ReferenceLayer& reference,
+                                               const StageErrors& errors, double score_norm) {
+    RoundingChecks checks;
+    const View<const float> output = recorded.output.view_as<float>();
+    checks.float32_layer = errors_of(reference.output, output, float32_tolerance(score_norm));
+    if (options_.compute == DType::bfloat16 && is_bfloat16(recorded.output)) {
+      checks.float32_layer.tolerance = bfloat16_tolerance(recorded, reference);
+    }
+    checks.queries = errors.queries();
+    checks.cache = errors.cache();
+    checks.output = errors.output();
+    checks.tolerance = errors.tolerance();
+    if (options_.format() == CacheFormat::fp8) {
+      checks.scale = scale_effect(reference, static_cast<double>(options_.cache_scale));
+    }
+    return checks;
   }
 
-  /// The selection that a layer uses, and into `result` how ours compares with what was recorded.
+  [[nodiscard]] RecordedTolerance bfloat16_tolerance(const RecordedLayer& recorded, const ReferenceLayer& reference) {
+    const ReferenceLayer rounded =
+        run_reference(model_, recorded, recorded_selection_of(recorded), DType::bfloat16, options_);
+    const RecordedErrors own = errors_of(rounded.output, reference.output.view_as<float>(), {});
+    return {std::max(kBfloat16Tolerance.rel_error, kBfloat16Spread * own.rel_error),
+            std::max(kBfloat16Tolerance.max_row_error, kBfloat16Spread * own.max_row_error)};
+  }
+
+  /// @throws Error that names the recording and the model
+  void require_fit(const RecordedLayer& recorded) const {
+    try {
+      (void)chosen_layer(model_.config, recorded.layer);
+      require_width(recorded, model_.config);
+      if (selects(recorded)) {
+        (void)selecting_layer(recorded);
+        if (options_.selection.kind == SelectionSource::Kind::indexer) {
+          (void)scoring_layer(recorded);
+        }
+      }
+    } catch (const Error& error) {
+      const std::string what =
+          error.argument() == "--layer" ? fmt::format("layer {}", recorded.layer) : error.argument();
+      throw Error(fmt::format("{}: {}", file_.string(), what),
+                  fmt::format("{}, to fit the model {}", error.expected(), model_.name), error.actual());
+    }
+  }
+
+  [[nodiscard]] std::unique_ptr<Stages> load(std::int64_t number) const {
+    return make_(model_, number, options_, device_);
+  }
+
+  [[nodiscard]] bool selects(const RecordedLayer& recorded) const {
+    return model_.config.selection_rule(recorded.layer).kind() != SelectionRule::Kind::none;
+  }
+
+  /// The selection that a layer uses, and into `result` what there is to say of it.
   [[nodiscard]] PromptSelection selection_of(Stages& stages, const RecordedLayer& recorded, LayerResult& result) {
-    if (model_.config.selection_rule(recorded.layer).kind() == SelectionRule::Kind::none) {
+    if (!selects(recorded)) {
       return {};
     }
-    const RecordedLayer& source = source_of(recorded);
+    const RecordedSelection& theirs = selection_recorded_in(selecting_layer(recorded));
+    result.wide_rows = theirs.wide;
+    result.differs_from_source = difference_from_source(recorded);
     if (options_.selection.kind == SelectionSource::Kind::recorded) {
-      return {{source.topk_indices.view_as<std::int32_t>(), {}}, nullptr};
+      return {theirs.selection(), {}};
     }
+    const RecordedLayer& source = scoring_layer(recorded);
     const bool scores = source.layer == recorded.layer;
     auto own = own_.find(source.layer);
     if (own == own_.end()) {
-      OwnSelection made =
-          scores ? select_and_match(stages, source, options_) : select_and_match(*load(source.layer), source, options_);
+      const RecordedSelection& scored = selection_recorded_in(source);
+      OwnSelection made = scores ? select_and_match(stages, source, scored, options_)
+                                 : select_and_match(*load(source.layer), source, scored, options_);
       own = own_.emplace(source.layer, std::move(made)).first;
     }
     if (scores) {
@@ -261,25 +192,65 @@ class Recording {
       result.ties = own->second.ties;
       result.selection_pass = own->second.match >= least_selection_match(options_.compute);
     }
-    return {own->second.buffer.selection(), &own->second.agrees};
+    return {own->second.buffer.selection(), rows_that_agree(own->second.buffer.index, theirs.index)};
+  }
+
+  [[nodiscard]] Selection recorded_selection_of(const RecordedLayer& recorded) {
+    return selects(recorded) ? selection_recorded_in(selecting_layer(recorded)).selection() : Selection();
+  }
+
+  /// Rows whose own recorded selection is not that of the layer that scores for them, where both were recorded.
+  [[nodiscard]] std::optional<NotedRows> difference_from_source(const RecordedLayer& recorded) {
+    const std::int64_t number = model_.config.selection_source(recorded.layer);
+    const RecordedLayer* const source = find_layer(layers_, number);
+    if (number == recorded.layer || recorded.topk_indices.empty() || source == nullptr ||
+        source->topk_indices.empty() || source->topk_indices.dim(0) != recorded.topk_indices.dim(0)) {
+      return std::nullopt;
+    }
+    NotedRows rows;
+    const std::vector<bool> agree = rows_that_agree(recorded.topk_indices, source->topk_indices);
+    for (std::size_t row = 0; row < agree.size(); ++row) {
+      if (!agree[row]) {
+        rows.add(static_cast<std::int64_t>(row));
+      }
+    }
+    return rows;
+  }
+
+  /// What was recorded as a layer's selection, as the contract reads it.
+  [[nodiscard]] const RecordedSelection& selection_recorded_in(const RecordedLayer& recorded) {
+    auto found = selections_.find(recorded.layer);
+    if (found == selections_.end()) {
+      RecordedSelection read = read_selection(recorded.topk_indices, model_.config.selection_rule(recorded.layer));
+      found = selections_.emplace(recorded.layer, std::move(read)).first;
+    }
+    return found->second;
+  }
+
+  /// The recorded layer whose selection `recorded` uses: its own where it was recorded, else that of the layer that
+  /// scores for it.
+  [[nodiscard]] const RecordedLayer& selecting_layer(const RecordedLayer& recorded) const {
+    return recorded.topk_indices.empty() ? scoring_layer(recorded) : recorded;
   }
 
   /// The recorded layer that scores for `recorded`, with a selection for each of its rows.
-  [[nodiscard]] const RecordedLayer& source_of(const RecordedLayer& recorded) const {
+  [[nodiscard]] const RecordedLayer& scoring_layer(const RecordedLayer& recorded) const {
     const std::int64_t number = model_.config.selection_source(recorded.layer);
     const RecordedLayer* const source = find_layer(layers_, number);
     if (source == nullptr) {
-      throw Error(fmt::format("layers.{}", number), fmt::format("the selection that layer {} uses", recorded.layer),
+      throw Error(fmt::format("layers.{}", number),
+                  recorded.topk_indices.empty()
+                      ? fmt::format("the selection that layer {} uses", recorded.layer)
+                      : fmt::format("the layer that scores for layer {} (or --selection recorded)", recorded.layer),
                   "a recording without it");
     }
     const std::string name = fmt::format("layers.{}.topk_indices", number);
     if (source->topk_indices.empty()) {
       throw Error(name, "the selection of a layer that scores", "a recording without it");
     }
-    const std::int64_t width = model_.config.selection_rule(number).width();
-    if (source->topk_indices.dim(0) != recorded.hidden_states.dim(0) || source->topk_indices.dim(1) > width) {
-      throw Error(name, fmt::format("{} rows of at most {} positions", recorded.hidden_states.dim(0), width),
-                  fmt::format("{} of {}", source->topk_indices.dim(0), source->topk_indices.dim(1)));
+    if (source->topk_indices.dim(0) != recorded.hidden_states.dim(0)) {
+      throw Error(name, fmt::format("{} rows, as layer {} has", recorded.hidden_states.dim(0), recorded.layer),
+                  fmt::format("{} rows", source->topk_indices.dim(0)));
     }
     return *source;
   }
@@ -287,25 +258,21 @@ class Recording {
   const ModelSource& model_;
   const std::filesystem::path& file_;
   const Options& options_;
+  const StagesMaker& make_;
   Device device_;
-  std::vector<RecordedLayer> layers_;
-  std::map<std::int64_t, OwnSelection> own_;
+  const std::vector<RecordedLayer>& layers_;
+  std::map<std::int64_t, RecordedSelection> selections_;  // by the layer it was recorded for
+  std::map<std::int64_t, OwnSelection> own_;              // by the layer that scores
 };
 
 }  // namespace
 
-double least_selection_match(DType compute) { return compute == DType::float32 ? 1.0 : 0.95; }
-
-VerifyTolerance verify_tolerance(DType compute, CacheFormat format) {
-  const double lse = check_tolerance(compute).lse;
-  if (format == CacheFormat::fp8 || format == CacheFormat::fp8_ds_mla) {
-    return {6e-2, 12e-2, lse};
-  }
-  if (compute == DType::float32 && format == CacheFormat::float32) {
-    return {3e-6, 1e-5, lse};
-  }
-  return {1e-2, 2e-2, lse};
+RecordedTolerance float32_tolerance(double score_norm) noexcept {
+  const double allowance = rounding_allowance(score_norm);
+  return {3e-6 * allowance, 1e-5 * allowance};
 }
+
+double least_selection_match(DType compute) { return compute == DType::float32 ? 1.0 : 0.95; }
 
 bool LayerResult::pass() const noexcept { return !paths.empty() && all_that_ran_pass(); }
 
@@ -313,14 +280,18 @@ bool LayerResult::cannot_run() const noexcept { return paths.empty() && all_that
 
 bool LayerResult::all_that_ran_pass() const noexcept {
   const auto passes = [](const PathResult& result) { return result.pass(); };
-  return selection_pass && std::all_of(paths.begin(), paths.end(), passes) &&
+  return selection_pass && (!rounding || rounding->pass()) && std::all_of(paths.begin(), paths.end(), passes) &&
          std::all_of(skipped.begin(), skipped.end(),
                      [&](const SkippedPath& path) { return !path.covered_prefix || passes(*path.covered_prefix); });
 }
 
-std::vector<LayerResult> verify(const ModelSource& model, const std::filesystem::path& recording,
-                                const Options& options) {
-  return Recording(model, recording, options).verify();
+std::vector<LayerResult> verify(const ModelSource& model, const std::vector<RecordedLayer>& recording,
+                                const std::filesystem::path& file, const Options& options, const StagesMaker& make) {
+  return Verification(model, recording, file, options, make).run();
+}
+
+bool all_pass(const std::vector<LayerResult>& layers) noexcept {
+  return std::all_of(layers.begin(), layers.end(), [](const LayerResult& layer) { return layer.pass(); });
 }
 
 }  // namespace headrace::app

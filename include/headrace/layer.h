@@ -42,7 +42,9 @@ struct LayerWeights {
 
 /// Loads a layer from a Hugging Face checkpoint folder (model.safetensors, or the shards of
 /// model.safetensors.index.json), memory-mapped; only this layer's tensors are touched.
-/// bf16, f16, f32 and e4m3 with 128 x 128 `weight_scale_inv` are converted to `compute`.
+/// bf16, f16, f32 and e4m3 are converted to `compute`. e4m3 has a factor for each block of 128 x 128, named
+/// `weight_scale_inv` or `weight_scale`, [ceil(rows / 128), ceil(columns / 128)] of f32, bf16, f16 or e8m0. One factor
+/// for the tensor or one a row is refused, and so are both names with different factors.
 /// @param config  load_model_config(folder), sharded for tensor parallelism
 /// @param rank    in [0, config.tp)
 /// @throws Error naming the tensor that is missing, of another shape or dtype, or the file that is damaged

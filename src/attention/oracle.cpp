@@ -150,6 +150,15 @@ double dot(std::int64_t n, const double* a, const double* b) noexcept {
   return sum;
 }
 
+double squared_products(std::int64_t n, const double* a, const double* b) noexcept {
+  double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < n; ++i) {
+    sum += (a[i] * b[i]) * (a[i] * b[i]);
+  }
+  return sum;
+}
+
 void add_scaled(std::int64_t n, double factor, const double* x, double* y) noexcept {
 #pragma omp simd
   for (std::int64_t i = 0; i < n; ++i) {
@@ -217,7 +226,8 @@ OracleRow compute_row(const Attention& attention, const Weights& weights, const 
   const Geometry& g = attention.geometry;
   const std::int64_t dim = g.latent_dim();
   OracleRow result{std::vector<double>(at(g.num_heads * g.v_head_dim)),
-                   std::vector<double>(at(g.num_heads), -std::numeric_limits<double>::infinity())};
+                   std::vector<double>(at(g.num_heads), -std::numeric_limits<double>::infinity()),
+                   std::vector<double>(at(g.num_heads))};
   const std::vector<std::int64_t> slots = attended_slots(attention, inputs, query);
   if (slots.empty()) {
     return result;
@@ -230,7 +240,10 @@ OracleRow compute_row(const Attention& attention, const Weights& weights, const 
   for_each_run(keys, dim, [&](std::int64_t first, std::int64_t count, const double* run) {
     for (std::int64_t head = 0; head < g.num_heads; ++head) {
       for (std::int64_t key = 0; key < count; ++key) {
-        scores[at(head) * n + at(first + key)] = dot(dim, &queries[at(head * dim)], run + key * dim);
+        const double* const query_of_head = &queries[at(head * dim)];
+        scores[at(head) * n + at(first + key)] = dot(dim, query_of_head, run + key * dim);
+        result.score_norm[at(head)] =
+            std::max(result.score_norm[at(head)], std::sqrt(squared_products(dim, query_of_head, run + key * dim)));
       }
     }
   });
@@ -265,6 +278,10 @@ OracleRow compute_row(const Attention& attention, const Weights& weights, const 
 OracleRow oracle_row(const Attention& attention, const Weights& weights, const Inputs& inputs, std::int64_t request,
                      std::int64_t token, std::int64_t position) {
   return compute_row(attention, weights, inputs, {request, token, position});
+}
+
+std::vector<float> oracle_cache_row(const Attention& attention, const CacheView& cache, std::int64_t slot) {
+  return gather(attention, cache, std::span(&slot, 1));
 }
 
 std::vector<OracleRow> oracle_rows(const Attention& attention, const Weights& weights, const Inputs& inputs,

@@ -13,6 +13,10 @@ namespace headrace::attention {
 struct OracleRow {
   std::vector<double> out;  ///< [H * v]
   std::vector<double> lse;  ///< [H]
+  /// [H] how large the products are that sum to a score: the norm of (scale * query_i * key_i) over the dimensions of
+  /// the cache's rows, the largest of the attended keys; 0 where there is none. Rounding one factor of each product
+  /// moves a score by about the rounding unit times this.
+  std::vector<double> score_norm;
 };
 
 /// A query token (numbered in 0..T), the request it belongs to and its request-local position.
@@ -43,5 +47,10 @@ struct OracleQuery {
 [[nodiscard]] std::vector<OracleRow> oracle_rows(const Attention& attention, const Weights& weights,
                                                  const Inputs& inputs, std::span<const OracleQuery> queries,
                                                  int threads = 0);
+
+/// A row of the cache as the oracle reads it: latent [R], then rope key [rope], dequantised and rounded once to the
+/// compute dtype.
+[[nodiscard]] std::vector<float> oracle_cache_row(const Attention& attention, const CacheView& cache,
+                                                  std::int64_t slot);
 
 }  // namespace headrace::attention

@@ -41,7 +41,40 @@ void convert_e4m3(const std::byte* source, std::span<float> out) {
   }
 }
 
+void convert_scales(const StoredTensor& scales, std::span<float> out) {
+  switch (scales.dtype) {
+    case DType::float32:
+      return convert<float>(scales.bytes.data(), out);
+    case DType::bfloat16:
+      return convert<bfloat16>(scales.bytes.data(), out);
+    case DType::float16:
+      return convert<float16>(scales.bytes.data(), out);
+    case DType::float8_e8m0:
+      return convert<float8_e8m0>(scales.bytes.data(), out);
+    default:
+      throw Error(scales.name, "scales of F32, BF16, F16 or F8_E8M0", std::string(name_of(scales.dtype)));
+  }
+}
+
 }  // namespace
+
+std::vector<float> block_scales(const StoredTensor& scales, std::int64_t rows, std::int64_t columns) {
+  const std::vector<std::int64_t> shape{blocks(rows), blocks(columns)};
+  if (scales.shape != shape) {
+    throw Error(scales.name, fmt::format("a scale for each block of 128 x 128, shape {}", shape_to_string(shape)),
+                "shape " + shape_to_string(scales.shape));
+  }
+  std::vector<float> values(static_cast<std::size_t>(shape[0] * shape[1]));
+  convert_scales(scales, values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i]) || values[i] <= 0.0F) {
+      const auto block = static_cast<std::int64_t>(i);
+      throw Error(fmt::format("{}[{}, {}]", scales.name, block / shape[1], block % shape[1]),
+                  "a scale that is finite and > 0", fmt::format("{}", values[i]));
+    }
+  }
+  return values;
+}
 
 FloatRows::FloatRows(StoredTensor tensor, const std::optional<StoredTensor>& scales) : tensor_(std::move(tensor)) {
   if (tensor_.shape.empty() || tensor_.shape.size() > 2) {
@@ -58,33 +91,14 @@ FloatRows::FloatRows(StoredTensor tensor, const std::optional<StoredTensor>& sca
         throw Error(tensor_.name, "a vector of F32, BF16 or F16", "F8_E4M3");
       }
       if (!scales) {
-        throw Error(tensor_.name + "_scale_inv", "the block scales of an F8_E4M3 tensor", "nothing");
+        throw Error(tensor_.name + "_scale_inv", "the block scales of an F8_E4M3 tensor, under this name or NAME_scale",
+                    "nothing");
       }
-      read_scales(*scales);
+      block_columns_ = blocks(columns_);
+      scales_ = block_scales(*scales, tensor_.shape[0], columns_);
       return;
     default:
       throw Error(tensor_.name, "F32, BF16, F16 or F8_E4M3", std::string(name_of(tensor_.dtype)));
-  }
-}
-
-void FloatRows::read_scales(const StoredTensor& scales) {
-  block_columns_ = blocks(columns_);
-  const std::int64_t block_rows = blocks(tensor_.shape[0]);
-  expect_shape(scales, {block_rows, block_columns_});
-  scales_.resize(static_cast<std::size_t>(block_rows * block_columns_));
-  if (scales.dtype == DType::float32) {
-    convert<float>(scales.bytes.data(), scales_);
-  } else if (scales.dtype == DType::float8_e8m0) {
-    convert<float8_e8m0>(scales.bytes.data(), scales_);
-  } else {
-    throw Error(scales.name, "F32 or F8_E8M0", std::string(name_of(scales.dtype)));
-  }
-  for (std::int64_t i = 0; i < block_rows * block_columns_; ++i) {
-    const float scale = scales_[static_cast<std::size_t>(i)];
-    if (!std::isfinite(scale) || scale <= 0.0F) {
-      throw Error(fmt::format("{}[{}, {}]", scales.name, i / block_columns_, i % block_columns_),
-                  "a scale that is finite and > 0", fmt::format("{}", scale));
-    }
   }
 }
 

@@ -80,4 +80,16 @@ std::vector<RecordedLayer> load_recording(const std::filesystem::path& path) {
   return result;
 }
 
+std::optional<Reading> recorded_reading(const std::filesystem::path& path) {
+  const std::optional<std::string> name = io::Safetensors(path).metadata("reading");
+  if (!name) {
+    return std::nullopt;
+  }
+  try {
+    return reading_from_name(*name);
+  } catch (const Error& error) {
+    throw Error(path.string() + ": __metadata__.reading", error.expected(), error.actual());
+  }
+}
+
 }  // namespace headrace

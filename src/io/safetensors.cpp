@@ -111,15 +111,18 @@ std::int64_t byte_size(const EntryReader& reader, const StoredType& type, std::s
   return bits / 8;
 }
 
-void check_metadata(const Json& metadata, const std::string& where) {
+std::map<std::string, std::string, std::less<>> read_metadata(const Json& metadata, const std::string& where) {
   if (!metadata.is_object()) {
     throw Error(where, "an object of strings", describe(metadata));
   }
+  std::map<std::string, std::string, std::less<>> texts;
   for (const auto& [key, value] : metadata.items()) {
     if (!value.is_string()) {
       throw Error(where + "." + key, "a string", describe(value));
     }
+    texts.emplace(key, value.get<std::string>());
   }
+  return texts;
 }
 
 }  // namespace
@@ -166,7 +169,7 @@ void Safetensors::read_header(std::span<const std::byte> bytes) {
   for (const auto& [name, value] : header.items()) {
     const std::string where = file + ": " + name;
     if (name == "__metadata__") {
-      check_metadata(value, where);
+      metadata_ = read_metadata(value, where);
       continue;
     }
     const EntryReader reader(value, where);
@@ -221,6 +224,11 @@ std::vector<std::string> Safetensors::names() const {
     result.push_back(name);
   }
   return result;
+}
+
+std::optional<std::string> Safetensors::metadata(std::string_view key) const {
+  const auto found = metadata_.find(key);
+  return found == metadata_.end() ? std::nullopt : std::optional(found->second);
 }
 
 StoredTensor Safetensors::tensor(std::string_view name) const {

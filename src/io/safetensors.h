@@ -45,6 +45,8 @@ class Safetensors {
   [[nodiscard]] bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
   /// In order of name.
   [[nodiscard]] std::vector<std::string> names() const;
+  /// A text of the header's `__metadata__`; nothing where it has no such key.
+  [[nodiscard]] std::optional<std::string> metadata(std::string_view key) const;
   /// @throws Error when there is no such tensor, or its dtype is one of the format that Headrace has no use for
   [[nodiscard]] StoredTensor tensor(std::string_view name) const;
 
@@ -63,6 +65,7 @@ class Safetensors {
   std::filesystem::path path_;
   std::span<const std::byte> data_;
   std::map<std::string, Entry, std::less<>> entries_;
+  std::map<std::string, std::string, std::less<>> metadata_;
 };
 
 }  // namespace headrace::io

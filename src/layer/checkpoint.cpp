@@ -111,15 +111,41 @@ class LayerReader {
   Tensor read_matrix(const std::string& name, DType dtype, const Part& part) {
     io::StoredTensor stored = folder_.tensor(name);
     io::expect_shape(stored, {part.all_rows(), part.all_columns()});
-    const std::string scale_name = name + "_scale_inv";
     std::optional<io::StoredTensor> scales;
-    if (stored.dtype == DType::float8_e4m3 && folder_.contains(scale_name)) {
-      scales = folder_.tensor(scale_name);
+    if (stored.dtype == DType::float8_e4m3) {
+      scales = scales_of(stored);
     }
     const io::FloatRows source(std::move(stored), scales);
     Tensor result(dtype, {part.rows, part.columns});
     copy(source, part, result);
     return result;
+  }
+
+  // DeepSeek's name, or the one that compressed-tensors and Quark give to the same factors.
+  std::optional<io::StoredTensor> scales_of(const io::StoredTensor& matrix) {
+    std::optional<io::StoredTensor> found;
+    for (const char* ending : {"_scale_inv", "_scale"}) {
+      const std::string name = matrix.name + ending;
+      if (!folder_.contains(name)) {
+        continue;
+      }
+      io::StoredTensor scales = folder_.tensor(name);
+      if (found) {
+        expect_same_scales(matrix, *found, scales);
+      } else {
+        found = std::move(scales);
+      }
+    }
+    return found;
+  }
+
+  static void expect_same_scales(const io::StoredTensor& matrix, const io::StoredTensor& one,
+                                 const io::StoredTensor& other) {
+    const std::int64_t rows = matrix.shape[0];
+    const std::int64_t columns = matrix.shape[1];
+    if (io::block_scales(one, rows, columns) != io::block_scales(other, rows, columns)) {
+      throw Error(other.name, fmt::format("the scales of {}, or only one of the two", one.name), "other scales");
+    }
   }
 
   io::CheckpointFolder folder_;

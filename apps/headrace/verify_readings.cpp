@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify_readings.h"
+
+#include <algorithm>
+
+#include "headrace/error.h"
+
+namespace headrace::app {
+
+std::vector<Reading> readings_to_try(const Options& options, std::optional<Reading> recorded, bool differ) {
+  if (options.reading_given) {
+    return {options.reading};
+  }
+  if (recorded) {
+    return {*recorded};
+  }
+  return differ ? std::vector{Reading::engines, Reading::transformers} : std::vector{Reading::engines};
+}
+
+std::vector<ReadingResult> try_readings(const std::vector<Reading>& readings,
+                                        const std::function<std::vector<LayerResult>(Reading)>& work) {
+  std::vector<ReadingResult> results;
+  for (const Reading reading : readings) {
+    ReadingResult& result = results.emplace_back();
+    result.reading = reading;
+    try {
+      result.layers = work(reading);
+    } catch (const Error& error) {
+      result.refusal = std::current_exception();
+      result.refusal_text = error.what();
+    }
+  }
+  if (std::all_of(results.begin(), results.end(),
+                  [](const ReadingResult& result) { return result.refusal != nullptr; })) {
+    std::rethrow_exception(results.front().refusal);
+  }
+  return results;
+}
+
+const ReadingResult& reading_to_report(const std::vector<ReadingResult>& results) {
+  auto found = std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
+  if (found == results.end()) {
+    found = std::find_if(results.begin(), results.end(),
+                         [](const ReadingResult& result) { return result.refusal == nullptr; });
+  }
+  return found == results.end() ? results.front() : *found;
+}
+
+}  // namespace headrace::app
