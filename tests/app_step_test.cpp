@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <set>
 #include <string>
@@ -118,6 +119,15 @@ TEST(RelativeError, EdgesAreDecided) {
   EXPECT_EQ(relative_error(4.0, 16.0), 0.5);
   EXPECT_TRUE(std::isinf(relative_error(1.0, 0.0)));
   EXPECT_TRUE(std::isinf(relative_error(std::nan(""), 1.0)));
+}
+
+TEST(RoundingAllowance, GrowsWithTheProductsOfScores) {
+  EXPECT_EQ(rounding_allowance(0.0), 1.0);
+  EXPECT_EQ(rounding_allowance(3.0), 1.0);
+  EXPECT_EQ(rounding_allowance(12.0), 4.0);
+  // Of keys that are no numbers: their error is infinite, and stays so.
+  EXPECT_EQ(rounding_allowance(std::nan("")), 1.0);
+  EXPECT_EQ(rounding_allowance(std::numeric_limits<double>::infinity()), 1.0);
 }
 
 }  // namespace

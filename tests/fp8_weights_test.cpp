@@ -244,8 +244,10 @@ class SpellingTest : public Fp8Test {
   [[nodiscard]] std::vector<T> scales() const {
     std::vector<T> result;
     for (const float scale : o_proj_.scales) {
-      if constexpr (std::is_same_v<T, float16>) {  // powers of two, which float16 holds as bare exponents
+      if constexpr (std::is_same_v<T, float16>) {  // powers of two, which these hold as bare exponents
         result.push_back(T{static_cast<std::uint16_t>((15 + std::ilogb(scale)) << 10)});
+      } else if constexpr (std::is_same_v<T, float8_e8m0>) {
+        result.push_back(T{static_cast<std::uint8_t>(127 + std::ilogb(scale))});
       } else {
         result.push_back(static_cast<T>(scale));
       }
@@ -288,6 +290,7 @@ TEST_F(SpellingTest, EveryNameAndDtype) {
     expect_dtype_of(float{});
     expect_dtype_of(bfloat16{});
     expect_dtype_of(float16{});
+    expect_dtype_of(float8_e8m0{});
   }
 }
 

@@ -274,6 +274,8 @@ TEST(Oracle, OneKeyGivesItsValueAndItsScore) {
   EXPECT_DOUBLE_EQ(row.lse[0], 0.1 * 10.0 * (0.5 * 3.0 - 2.0));  // -0.5
   EXPECT_DOUBLE_EQ(row.out[0], 3.0);
   EXPECT_DOUBLE_EQ(row.out[1], -8.0);
+  EXPECT_DOUBLE_EQ(row.score_norm[0], 2.5);  // the products are 1.5 and -2
+  EXPECT_EQ(attention::oracle_cache_row(attention, inputs.cache, 0), (std::vector<float>{3.0F, -2.0F}));
 
   weights.sink = View<const float>(sink, {1});  // as heavy as the one key: half of the mass
   row = attention::oracle_row(attention, weights, inputs, 0, 0, 0);
@@ -293,6 +295,7 @@ TEST(Oracle, GivesTheSameBitsForAnyNumberOfThreads) {
   for (std::size_t i = 0; i < one.size(); ++i) {
     EXPECT_EQ(one[i].out, three[i].out) << spec;
     EXPECT_EQ(one[i].lse, three[i].lse) << spec;
+    EXPECT_EQ(one[i].score_norm, three[i].score_norm) << spec;
   }
 }
 

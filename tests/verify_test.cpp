@@ -88,7 +88,7 @@ class RightLayers : public testing::TestWithParam<const char*> {};
 TEST_P(RightLayers, PassWhateverTheirScoresAre) {
   const std::uint64_t seed = test::fresh_seed();
   test::Random random(seed);
-  for (const double score_stddev : {0.5, 1.0, 2.0, 4.0, 8.0}) {
+  for (const double score_stddev : {0.5, 2.0, 8.0}) {
     SCOPED_TRACE(fmt::format("seed {}, scores of {}", seed, score_stddev));
     RecordedModelSpec spec;
     spec.model_type = GetParam();
@@ -335,24 +335,22 @@ class Faults : public testing::TestWithParam<const char*> {};
 TEST_P(Faults, InTheStagesFailInEveryDtypeAndFormat) {
   const std::uint64_t seed = test::fresh_seed();
   test::Random random(seed);
-  for (const double score_stddev : {3.0}) {
-    SCOPED_TRACE(fmt::format("seed {}, scores of {}", seed, score_stddev));
-    RecordedModelSpec spec;
-    spec.model_type = GetParam();
-    spec.score_stddev = score_stddev;
-    spec.seed = random.bits();
-    const Recorded recorded(spec);
-    for (const Fault& fault : stage_faults()) {
-      for (const Mode& mode : kModes) {
-        if (!fault.formats.empty() &&
-            std::find(fault.formats.begin(), fault.formats.end(), mode.format) == fault.formats.end()) {
-          continue;
-        }
-        Options options = options_of(mode, 0.01F);
-        options.force = Path::topk_mqa;
-        const LayerResult result = recorded.verify(options, with(fault));
-        EXPECT_FALSE(result.pass()) << fault.name << ", " << text_of(mode) << "\n" << describe(result);
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  RecordedModelSpec spec;
+  spec.model_type = GetParam();
+  spec.score_stddev = 3.0;
+  spec.seed = random.bits();
+  const Recorded recorded(spec);
+  for (const Fault& fault : stage_faults()) {
+    for (const Mode& mode : kModes) {
+      if (!fault.formats.empty() &&
+          std::find(fault.formats.begin(), fault.formats.end(), mode.format) == fault.formats.end()) {
+        continue;
       }
+      Options options = options_of(mode, 0.01F);
+      options.force = Path::topk_mqa;
+      const LayerResult result = recorded.verify(options, with(fault));
+      EXPECT_FALSE(result.pass()) << fault.name << ", " << text_of(mode) << "\n" << describe(result);
     }
   }
 }

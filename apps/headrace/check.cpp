@@ -146,7 +146,7 @@ CheckTolerance check_tolerance(DType compute) {
 
 double rounding_allowance(double score_norm) noexcept {
   constexpr double kOrdinaryNorm = 3.0;
-  return std::max(1.0, score_norm / kOrdinaryNorm);
+  return std::isfinite(score_norm) ? std::max(1.0, score_norm / kOrdinaryNorm) : 1.0;
 }
 
 double OracleCheck::score_norm() const noexcept {

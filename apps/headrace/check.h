@@ -31,9 +31,9 @@ struct CheckTolerance {
 };
 [[nodiscard]] CheckTolerance check_tolerance(DType compute);
 
-/// How many times the tolerance rounding may take: it moves a score in proportion to the products that sum to it, and
-/// softmax passes that on. 1 up to a norm of 3, which independent products have whose sums have that standard
-/// deviation.
+/// How many times a tolerance rounding may take. It moves a score in proportion to the products that sum to it, and
+/// softmax passes that on. 1 up to a norm of 3 (scores with a standard deviation of 3, where products are independent),
+/// then in proportion; 1 for a norm that is not finite.
 /// @param score_norm  see attention::OracleRow
 [[nodiscard]] double rounding_allowance(double score_norm) noexcept;
 

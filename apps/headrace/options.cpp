@@ -143,6 +143,7 @@ class OptionAdder {
     text("--reading", "WHOSE", "where references read a config.json otherwise: engines (default) or transformers",
          [&options = options_](const std::string& value) {
            options.reading = named("--reading", [&] { return reading_from_name(value); });
+           options.reading_given = true;
          });
   }
   void batch() {

@@ -126,7 +126,10 @@ std::string Table::to_string(std::size_t width) const {
   std::size_t next = 1;
   do {
     const Layout layout{fitting(widths, next, width), widths};
-    text += (text.empty() ? "" : "\n") + render(columns_, layout, all_titles(), true);
+    if (!text.empty()) {
+      text += '\n';
+    }
+    text += render(columns_, layout, all_titles(), true);
     for (const Cells& row : rows_) {
       text += render(columns_, layout, row, false);
     }

@@ -19,10 +19,10 @@
 namespace headrace::app {
 namespace {
 
-/// The most that a recording made in bfloat16 may be off the float32 layer, and how often what bfloat16 changes in our
-/// own layer: how much that is depends on the data, above all on how far its scores spread.
+/// A recording made in bfloat16 may be off the float32 layer by this much, or by so many times what bfloat16 changes in
+/// our own layer. How much that is depends on the data.
 constexpr RecordedTolerance kBfloat16Tolerance{1e-2, 2e-2};
-constexpr double kBfloat16Spread = 2.0;
+constexpr double kOwnChanges = 2.0;
 
 RecordedErrors errors_of(const Tensor& output, const View<const float>& expected, const RecordedTolerance& tolerance) {
   OutputErrors errors;
@@ -136,8 +136,8 @@ class Verification {
     const ReferenceLayer rounded =
         run_reference(model_, recorded, recorded_selection_of(recorded), DType::bfloat16, options_);
     const RecordedErrors own = errors_of(rounded.output, reference.output.view_as<float>(), {});
-    return {std::max(kBfloat16Tolerance.rel_error, kBfloat16Spread * own.rel_error),
-            std::max(kBfloat16Tolerance.max_row_error, kBfloat16Spread * own.max_row_error)};
+    return {std::max(kBfloat16Tolerance.rel_error, kOwnChanges * own.rel_error),
+            std::max(kBfloat16Tolerance.max_row_error, kOwnChanges * own.max_row_error)};
   }
 
   /// @throws Error that names the recording and the model

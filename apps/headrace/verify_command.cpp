@@ -29,6 +29,8 @@ ExitStatus run_verify(const Options& options) {
       readings_to_try(options, report.recorded_reading, model.config.readings_differ), [&](Reading reading) {
         return verify(find_model(options.model, 1, reading), recording, report.recording, options);
       });
+  report.config = find_model(options.model, 1, report.reported().reading).config;
+  tell_notes(report.config);
   if (options.json) {
     print_json(verify_json(report, options));
   } else {

@@ -99,7 +99,7 @@ Json verify_json(const VerifyReport& report, const Options& options) {
   document["pass"] = reported.pass();
   document["device"] = device_text(options);
   document["model"] = report.model;
-  document["reading"] = name_of(reported.reading);
+  add_reading(document, report.config);
   document["readings"] = tried_json(report.readings);
   document["recorded_reading"] = report.recorded_reading ? Json(name_of(*report.recorded_reading)) : Json(nullptr);
   document["dtype"] = name_of(options.compute);

@@ -18,6 +18,7 @@ struct VerifyReport {
   std::filesystem::path recording;
   std::optional<Reading> recorded_reading;  ///< that the recording names
   std::vector<ReadingResult> readings;      ///< that were tried
+  ModelConfig config;                       ///< as reported(): in that reading
 
   [[nodiscard]] const ReadingResult& reported() const { return reading_to_report(readings); }
 };
