@@ -4,6 +4,7 @@
 // but cache, tables and inputs is read, it ends, and requests whose integers are sound get what they always get.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -367,10 +368,8 @@ class HostileLengths : public testing::TestWithParam<Path> {
     const Plan made = plan_on_gpu(problem, problem.batch(), GetParam());
     const GuardedAttend call(problem, made, Guard::wide);
     call.run(problem.tokens());
-    std::vector<std::vector<std::byte>> expected;
-    for (const std::int64_t request : sound) {
-      expected.push_back(call.rows_of(request));
-    }
+    std::vector<std::vector<std::byte>> expected(sound.size());
+    std::ranges::transform(sound, expected.begin(), [&](std::int64_t request) { return call.rows_of(request); });
     Integers integers(problem.inputs());
     integers.lengths.query_start = query_start;
     integers.lengths.seq_len = seq_len;

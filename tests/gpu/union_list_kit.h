@@ -145,10 +145,11 @@ inline TileRows rows_of(const Problem& p, const TileReference& tile) {
   const std::int64_t query_begin = p.query_start[b];
   const std::int64_t query_end = p.query_start[b + 1];
   const std::int64_t context = p.seq_len[b] - (query_end - query_begin);
-  const std::int64_t begin = std::max<std::int64_t>({0, p.rows[b].begin, context});
-  const std::int64_t end = std::min(p.rows[b].end, p.seq_len[b]);
   TileRows result;
   result.first_token = query_begin - context;
+  // Tiles are counted from the first row that has a token.
+  const std::int64_t begin = std::max<std::int64_t>({0, p.rows[b].begin, context, -result.first_token});
+  const std::int64_t end = std::min(p.rows[b].end, p.seq_len[b]);
   if (begin >= end) {
     return result;
   }
