@@ -155,6 +155,9 @@ HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, cons
     *plan = made.release();
   });
 }
+HrError* hr_plan_remake(HrPlan* plan, const HrBatch* batch) {
+  return guarded([&] { plan->plan.remake(headrace::python::batch_of(*batch)); });
+}
 HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch) {
   return guarded([&] { plan->plan.refresh(headrace::python::batch_of(*batch)); });
 }
@@ -173,16 +176,21 @@ HrError* hr_plan_request(const HrPlan* plan, int64_t request, HrRequestPlan* res
     *result = {.query_len = of.query_len,
                .context_len = of.context_len,
                .path = headrace::name_of(of.path).data(),
-               .reason = of.reason.c_str(),
                .predicted_ms = of.predicted_ms,
                .skip_scoring = of.skip_scoring ? 1 : 0,
                .scoring_begin = of.scoring_begin};
   });
 }
+HrError* hr_plan_reason(HrPlan* plan, int64_t request, const char** text) {
+  return guarded([&] {
+    plan->text = plan->plan.reason(request);
+    *text = plan->text.c_str();
+  });
+}
 HrError* hr_plan_explain(HrPlan* plan, const char** text) {
   return guarded([&] {
-    plan->explanation = plan->plan.explain();
-    *text = plan->explanation.c_str();
+    plan->text = plan->plan.explain();
+    *text = plan->text.c_str();
   });
 }
 void hr_plan_free(HrPlan* plan) { delete plan; }

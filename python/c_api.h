@@ -10,7 +10,7 @@
 
 #define HR_API __attribute__((visibility("default")))
 /* Changes with every change of this file. */
-#define HR_ABI 3
+#define HR_ABI 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,12 +55,10 @@ typedef struct HrLimits {
   int64_t max_requests;    /* 0: not stated */
 } HrLimits;
 
-/* Texts live as long as the plan and until it is refreshed. */
 typedef struct HrRequestPlan {
   int64_t query_len;
   int64_t context_len;
   const char* path;
-  const char* reason;
   double predicted_ms;
   int32_t skip_scoring;
   int64_t scoring_begin;
@@ -105,12 +103,14 @@ HR_API HrError* hr_workspace_bound(const HrAttention* attention, const HrLimits*
 /* force: the name of a path, or null. */
 HR_API HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, const HrLimits* limits,
                                const char* force, HrPlan** plan);
+HR_API HrError* hr_plan_remake(HrPlan* plan, const HrBatch* batch);
 HR_API HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch);
 HR_API int64_t hr_plan_workspace_bytes(const HrPlan* plan);
 HR_API HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes);
 HR_API int64_t hr_plan_requests(const HrPlan* plan);
 HR_API HrError* hr_plan_request(const HrPlan* plan, int64_t request, HrRequestPlan* result);
-/* The text lives as long as the plan and until the next call of this function. */
+/* A text lives as long as the plan and until the next call of one of these. */
+HR_API HrError* hr_plan_reason(HrPlan* plan, int64_t request, const char** text);
 HR_API HrError* hr_plan_explain(HrPlan* plan, const char** text);
 HR_API void hr_plan_free(HrPlan* plan);
 

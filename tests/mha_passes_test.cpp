@@ -62,10 +62,10 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
   const std::uint64_t seed = test::fresh_seed();
   SCOPED_TRACE(testing::Message() << "HEADRACE_TEST_SEED=" << seed);
   test::Random random(seed);
+  MhaPasses result;  // one for all: nothing of the earlier ones may stay
   for (int i = 0; i < 400; ++i) {
     const Problem problem = random_problem(random);
-    const MhaPasses result =
-        plan_mha_passes(problem.rows, problem.requests, problem.capacity, problem.key_tile, problem.masked);
+    plan_mha_passes(problem.rows, problem.requests, problem.capacity, problem.key_tile, problem.masked, result);
     std::map<std::pair<std::int64_t, std::int64_t>, Met> met;  // by request and row
     for (const MhaPass& pass : result.passes) {
       EXPECT_LE(pass.keys, problem.capacity.keys);
@@ -131,13 +131,22 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
 TEST(MhaPasses, WhatFitsIsOnePass) {
   const RowsOnPath rows[] = {{.request = 0, .begin = 0, .end = 300, .row_count = 300, .keys = 300},
                              {.request = 1, .begin = 0, .end = 200, .row_count = 200, .keys = 200}};
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 500, .slice_rows = 640}, 80, true).passes.size(), 1U);
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 480, .slice_rows = 640}, 80, true).passes.size(), 2U);
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 500, .slice_rows = 512}, 80, true).passes.size(), 2U);
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 500, .slice_rows = 0}, 80, false).passes.size(), 1U);
+  const auto passes = [&](const PassCapacity& capacity, bool masked) {
+    MhaPasses result;
+    plan_mha_passes(rows, 2, capacity, 80, masked, result);
+    return result.passes.size();
+  };
+  EXPECT_EQ(passes({.keys = 500, .slice_rows = 640}, true), 1U);
+  EXPECT_EQ(passes({.keys = 480, .slice_rows = 640}, true), 2U);
+  EXPECT_EQ(passes({.keys = 500, .slice_rows = 512}, true), 2U);
+  EXPECT_EQ(passes({.keys = 500, .slice_rows = 0}, false), 1U);
 }
 
-TEST(MhaPasses, NoRowsNoPasses) { EXPECT_TRUE(plan_mha_passes({}, 3, {.keys = 80}, 80, false).passes.empty()); }
+TEST(MhaPasses, NoRowsNoPasses) {
+  MhaPasses result;
+  plan_mha_passes({}, 3, {.keys = 80}, 80, false, result);
+  EXPECT_TRUE(result.passes.empty());
+}
 
 }  // namespace
 }  // namespace headrace::attention

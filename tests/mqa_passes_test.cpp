@@ -29,8 +29,14 @@ struct Problem {
   Extents extents;
 
   [[nodiscard]] MqaPasses plan(const Blocking& blocking) const {
-    return plan_mqa_passes(rows, converts(blocking), requests, group,
-                           {.tiles = blocking.query_slice / group, .keys = blocking.context_block});
+    std::vector<RowsOnPath> some = rows;
+    for (std::size_t r = 0; r < some.size(); ++r) {
+      some[r].converts = converts(blocking)[r];
+    }
+    MqaPasses passes;
+    plan_mqa_passes(some, requests, group, {.tiles = blocking.query_slice / group, .keys = blocking.context_block},
+                    passes);
+    return passes;
   }
   [[nodiscard]] std::vector<bool> converts(const Blocking& blocking) const {
     std::vector<bool> result;

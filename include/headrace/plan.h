@@ -86,25 +86,40 @@ struct Segment {
   Path path = Path::topk_mqa;
 };
 
-/// A path that was not taken (or was): its predicted time for the whole request, or the reasons it cannot run.
-struct Alternative {
-  Path path = Path::topk_mqa;
-  double predicted_ms = 0.0;  ///< meaningless when `unmet` is not empty
-  std::vector<std::string> unmet;
+/// The segments of one request, in order of position: at most two, and none where it has no query tokens.
+class Segments {
+ public:
+  [[nodiscard]] const Segment* begin() const noexcept { return of_.data(); }
+  [[nodiscard]] const Segment* end() const noexcept { return of_.data() + size_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] const Segment& operator[](std::size_t i) const noexcept { return of_[i]; }
+  [[nodiscard]] const Segment& back() const noexcept { return of_[size_ - 1]; }
+  /// A third one has no room.
+  void push_back(const Segment& segment) noexcept { of_[size_++] = segment; }
+
+ private:
+  std::array<Segment, 2> of_{};
+  std::size_t size_ = 0;
 };
 
-/// What the plan says about one request.
+/// What the plan says about one request. Plan::reason and Plan::alternatives say why.
 struct RequestPlan {
   std::int64_t request = 0;
   std::int64_t query_len = 0;
   std::int64_t context_len = 0;
   Path path = Path::topk_mqa;  ///< of the last row; `segments` has the whole story
   double predicted_ms = 0.0;
-  std::string reason;
   bool skip_scoring = false;       ///< no row reads the selection: the caller may leave scoring out for this request
   std::int64_t scoring_begin = 0;  ///< rows at positions below it do not read the selection
-  std::vector<Segment> segments;   ///< in order of position
-  std::vector<Alternative> alternatives;  ///< every other path
+  Segments segments;
+};
+
+/// A path that was not taken: its predicted time for the whole request, or the reasons it cannot run.
+struct Alternative {
+  Path path = Path::topk_mqa;
+  double predicted_ms = 0.0;  ///< meaningless when `unmet` is not empty
+  std::vector<std::string> unmet;
 };
 
 /// How a path's work is cut to fit the workspace.
@@ -114,7 +129,7 @@ struct Blocking {
 };
 
 /// Which rows take which path, in which order, and the workspace that needs. One plan serves all layers of a step that
-/// have the same Attention; only `refresh` changes it.
+/// have the same Attention; only `remake` and `refresh` change it.
 class HEADRACE_EXPORT Plan {
  public:
   [[nodiscard]] const Attention& attention() const noexcept { return attention_; }
@@ -130,11 +145,23 @@ class HEADRACE_EXPORT Plan {
   [[nodiscard]] std::int64_t kept_bytes(Path path) const noexcept {
     return kept_bytes_[static_cast<std::size_t>(path)];
   }
-  /// What a GPU does for the plan, in its memory; null for a plan of the processor. For the library's own use.
+  /// What a GPU does for the plan; null for a plan of the processor. For the library's own use.
   [[nodiscard]] const attention::DevicePasses* device_passes() const noexcept { return device_passes_.get(); }
   [[nodiscard]] const Device& device() const noexcept { return limits_.device; }
+  /// Why a request takes its path, as text. Texts are made when they are asked for, from the same predictions.
+  /// @throws Error unless there is such a request
+  [[nodiscard]] std::string reason(std::int64_t request) const;
+  /// Every other path for a request. @throws Error unless there is such a request
+  [[nodiscard]] std::vector<Alternative> alternatives(std::int64_t request) const;
   /// The whole decision as text, one block a request.
   [[nodiscard]] std::string explain() const;
+
+  /// Makes the plan anew for another batch, in the memory that it has: afterwards it is what headrace::plan would make
+  /// of that batch with the attention, limits and hints it was made with. What those say was checked then. So a caller
+  /// that plans every step allocates no memory, once the plan has been made for a batch of as many requests and as much
+  /// work.
+  /// @throws Error as headrace::plan does; the plan is unchanged then
+  void remake(const Batch& batch);
 
   /// Makes the plan that of a later batch: as many requests, none longer than when the plan was made. Which rows take
   /// which path, blocking and workspace stay as they were decided then; requests(), with the rows that read the
@@ -147,16 +174,21 @@ class HEADRACE_EXPORT Plan {
 
  private:
   friend class Router;
+  friend Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints);
   Attention attention_;
   Limits limits_;
-  Hints hints_;
+  std::optional<Path> force_;
+  Profile profile_;
+  std::array<bool, 3> serves_{};       ///< whether each path serves the attention at all
   std::vector<RequestPlan> made_for_;  ///< the requests as the plan was made for them: the bounds of every refresh
   std::vector<RequestPlan> requests_;  ///< the requests of the latest batch
+  std::vector<RequestPlan> next_;      ///< those of a batch that may yet be refused
   Blocking blocking_[3];
-  std::shared_ptr<const attention::DevicePasses> device_passes_;
+  std::shared_ptr<attention::DevicePasses> device_passes_;
   std::int64_t workspace_bytes_ = 0;
   std::array<std::int64_t, 3> kept_bytes_{};
   int threads_ = 1;
+  bool made_exact_ = false;
   bool exact_ = false;
 };
 

@@ -92,12 +92,11 @@ def device_count():
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a plan says about one request."""
+    """What a plan says about one request; `Plan.reason` says why."""
 
     query_len: int
     context_len: int
     path: str  #: of the last row
-    reason: str
     predicted_ms: float
     skip_scoring: bool  #: no row reads the selection
     scoring_begin: int  #: rows at positions below it do not read the selection
@@ -166,7 +165,6 @@ class Plan:
                     found.query_len,
                     found.context_len,
                     found.path.decode(),
-                    found.reason.decode(),
                     found.predicted_ms,
                     bool(found.skip_scoring),
                     found.scoring_begin,
@@ -174,11 +172,22 @@ class Plan:
             )
         return result
 
+    def reason(self, request):
+        """Why a request takes its path, as text, which is made when it is asked for."""
+        text = ctypes.c_char_p()
+        library.hr_plan_reason(self.handle, _integer("request", request), text)
+        return text.value.decode()
+
     def explain(self):
         """The whole decision as text."""
         text = ctypes.c_char_p()
         library.hr_plan_explain(self.handle, text)
         return text.value.decode()
+
+    def remake(self, query_len, seq_len, *, exact=False):
+        """Makes it anew for another batch, in the memory that it has: what `plan` would make of that batch, without
+        what `plan` takes the first time. On an error it stays as it was."""
+        library.hr_plan_remake(self.handle, to_c_batch(query_len, seq_len, exact))
 
     def refresh(self, query_len, seq_len, *, exact=False):
         """Makes it the plan of a later batch: as many requests, none longer than when it was made."""

@@ -27,6 +27,7 @@ struct DevicePasses {
   };
   std::array<OfPath<MhaTables>, 2> mha;  ///< dense_mha, masked_mha
   OfPath<MqaTables> mqa;
+  std::array<std::vector<RowsOnPath>, 3> rows;  ///< what they were made from; kept for its memory
   device::cuda::DeviceBuffer memory;
 };
 
@@ -43,15 +44,14 @@ const MqaSm90& mqa_path() {
   return mqa;
 }
 
-/// The plan's rows on a path.
-std::vector<RowsOnPath> rows_on(const Plan& plan, Path path) {
-  std::vector<RowsOnPath> rows;
+/// The plan's rows on each path.
+void collect_rows(const Plan& plan, std::array<std::vector<RowsOnPath>, 3>& rows) {
+  for (std::vector<RowsOnPath>& of_path : rows) {
+    of_path.clear();
+  }
   for (const RequestPlan& request : plan.requests()) {
     for (std::size_t s = 0; s < request.segments.size(); ++s) {
       const Segment& segment = request.segments[s];
-      if (segment.path != path) {
-        continue;
-      }
       // Shorter lengths, of this call or after a refresh, move rows towards the start and any of them into this
       // segment; the first one also takes those below it.
       RowsOnPath some{.request = request.request, .begin = s == 0 ? 0 : segment.begin, .end = segment.end};
@@ -59,10 +59,9 @@ std::vector<RowsOnPath> rows_on(const Plan& plan, Path path) {
       some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
       some.causal = plan.attention().space == SelectionSpace::request_position;
       some.keys = most_keys(plan.attention(), plan.device(), segment.end, request.context_len + request.query_len);
-      rows.push_back(some);
+      rows[static_cast<std::size_t>(segment.path)].push_back(some);
     }
   }
-  return rows;
 }
 
 /// Arrays one after the other in one buffer.
@@ -122,26 +121,30 @@ const PathAlgorithm& cuda_path(Path path) {
   return mha_path(path == Path::masked_mha);
 }
 
-std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan) {
+void plan_device_passes(const Plan& plan, const PathExtents& extents, std::shared_ptr<DevicePasses>& passes) {
   CudaDevice::State& device = plan.device().cuda->state();
   device::cuda::make_current(device.ordinal);
   static_cast<void>(device.projections(plan.attention().geometry));
 
-  auto passes = std::make_shared<DevicePasses>();
+  if (passes == nullptr || passes.use_count() > 1) {
+    passes = std::make_shared<DevicePasses>();  // a copy of the plan keeps the others
+  }
+  collect_rows(plan, passes->rows);
   for (const bool masked : {false, true}) {
-    auto& [extents, tables] = passes->mha[masked ? 1 : 0];
     const Path path = masked ? Path::masked_mha : Path::dense_mha;
-    const std::vector<RowsOnPath> rows = rows_on(plan, path);
-    extents = extents_on(path, plan.attention(), plan.device(), plan.requests(), plan.threads());
-    tables.passes = mha_path(masked).plan_passes(plan, rows);
+    const std::vector<RowsOnPath>& rows = passes->rows[static_cast<std::size_t>(path)];
+    auto& [path_extents, tables] = passes->mha[masked ? 1 : 0];
+    path_extents = extents[static_cast<std::size_t>(path)];
+    mha_path(masked).plan_passes(plan, rows, tables.passes);
     if (!rows.empty()) {
       mha::sm90::load(plan.attention().geometry);
     }
   }
-  auto& [extents, tables] = passes->mqa;
-  const std::vector<RowsOnPath> rows = rows_on(plan, Path::topk_mqa);
-  extents = extents_on(Path::topk_mqa, plan.attention(), plan.device(), plan.requests(), plan.threads());
-  tables.passes = mqa_path().plan_passes(plan, rows);
+  std::vector<RowsOnPath>& rows = passes->rows[static_cast<std::size_t>(Path::topk_mqa)];
+  auto& [mqa_extents, tables] = passes->mqa;
+  mqa_extents = extents[static_cast<std::size_t>(Path::topk_mqa)];
+  MqaSm90::plan_passes(plan, rows, tables.passes);
+  tables.tokens = 0;
   for (const RequestPlan& request : plan.requests()) {
     tables.tokens += request.query_len;
   }
@@ -149,7 +152,6 @@ std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan) {
     MqaSm90::load();
   }
   upload_tables(*passes);
-  return passes;
 }
 
 }  // namespace attention

@@ -86,7 +86,10 @@ struct DevicePasses {};
 
 const PathAlgorithm& cuda_path(Path /*path*/) { refuse(); }
 
-std::shared_ptr<const DevicePasses> make_device_passes(const Plan& /*plan*/) { refuse(); }
+void plan_device_passes(const Plan& /*plan*/, const PathExtents& /*extents*/,
+                        std::shared_ptr<DevicePasses>& /*passes*/) {
+  refuse();
+}
 
 }  // namespace attention
 }  // namespace headrace

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "attention/paths/path.h"
 #include "headrace/plan.h"
 
 namespace headrace::attention {
@@ -11,7 +12,9 @@ namespace headrace::attention {
 struct DevicePasses;
 
 /// Cuts a plan's rows into passes and puts the tables on its GPU; also has the GPU choose what products it needs.
+/// @param extents  of the plan
+/// @param passes   of the plan so far, or null: what nobody else has is used again, with its memory
 /// @throws Error when CUDA reports an error
-[[nodiscard]] std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan);
+void plan_device_passes(const Plan& plan, const PathExtents& extents, std::shared_ptr<DevicePasses>& passes);
 
 }  // namespace headrace::attention

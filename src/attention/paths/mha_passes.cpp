@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "attention/paths/rounding.h"
 
@@ -28,8 +27,11 @@ struct Piece {
 
 class PassBuilder {
  public:
-  PassBuilder(std::int64_t requests, const PassCapacity& capacity, std::int64_t key_tile, bool masked)
-      : requests_(requests), capacity_(capacity), key_tile_(key_tile), masked_(masked) {}
+  PassBuilder(std::int64_t requests, const PassCapacity& capacity, std::int64_t key_tile, bool masked, MhaPasses& to)
+      : requests_(requests), capacity_(capacity), key_tile_(key_tile), masked_(masked), result_(to) {
+    to.clear();
+    to.first_positions.resize(static_cast<std::size_t>(requests));
+  }
 
   /// Adds a piece to the open pass where it fits, else to a new one.
   void add(const Piece& piece) {
@@ -54,9 +56,22 @@ class PassBuilder {
     close();
   }
 
-  [[nodiscard]] MhaPasses finish() {
-    close();
-    return std::move(result_);
+  /// Tiles that see most keys go first, so that the last ones to finish are short; of those that see as many, the
+  /// first request's.
+  void close() {
+    if (!open_) {
+      return;
+    }
+    const auto first_of = [&](const QueryTile& tile) {
+      return result_.first_positions[static_cast<std::size_t>(tile.request)] + tile.tile * kQueryTile;
+    };
+    std::sort(result_.tiles.begin() + pass().first_tile, result_.tiles.end(),
+              [&](const QueryTile& a, const QueryTile& b) {
+                const std::int64_t first_a = first_of(a);
+                const std::int64_t first_b = first_of(b);
+                return first_a != first_b ? first_a > first_b : a.request < b.request;
+              });
+    open_ = false;
   }
 
  private:
@@ -97,46 +112,22 @@ class PassBuilder {
     to.keys += piece.keys();
     to.key_tiles = std::max(to.key_tiles, round_up(piece.keys(), key_tile_) / key_tile_);
     to.slice_rows += piece.tiles() * kQueryTile;
-    firsts_.push_back({piece.rows.request, piece.rows.first_position + piece.first_row});
+    result_.first_positions[static_cast<std::size_t>(request)] = piece.rows.first_position + piece.first_row;
   }
-
-  /// Tiles that see most keys go first, so that the last ones to finish are short.
-  void close() {
-    if (!open_) {
-      return;
-    }
-    std::vector<std::int64_t> first_position(static_cast<std::size_t>(requests_));
-    for (const First& first : firsts_) {
-      first_position[static_cast<std::size_t>(first.request)] = first.position;
-    }
-    const auto first_of = [&](const QueryTile& tile) {
-      return first_position[static_cast<std::size_t>(tile.request)] + tile.tile * kQueryTile;
-    };
-    std::stable_sort(result_.tiles.begin() + pass().first_tile, result_.tiles.end(),
-                     [&](const QueryTile& a, const QueryTile& b) { return first_of(a) > first_of(b); });
-    firsts_.clear();
-    open_ = false;
-  }
-
-  struct First {
-    std::int64_t request;
-    std::int64_t position;
-  };
 
   std::int64_t requests_;
   PassCapacity capacity_;
   std::int64_t key_tile_;
   bool masked_;
   bool open_ = false;
-  std::vector<First> firsts_;
-  MhaPasses result_;
+  MhaPasses& result_;
 };
 
 }  // namespace
 
-MhaPasses plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t requests, const PassCapacity& capacity,
-                          std::int64_t key_tile, bool masked) {
-  PassBuilder builder(requests, capacity, key_tile, masked);
+void plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t requests, const PassCapacity& capacity,
+                     std::int64_t key_tile, bool masked, MhaPasses& passes) {
+  PassBuilder builder(requests, capacity, key_tile, masked, passes);
   for (const RowsOnPath& some : rows) {
     const bool whole = some.keys <= capacity.keys;
     const std::int64_t slice = whole && !masked ? std::numeric_limits<std::int64_t>::max() : capacity.slice_rows;
@@ -154,7 +145,7 @@ MhaPasses plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t request
       first += count;
     }
   }
-  return builder.finish();
+  builder.close();
 }
 
 }  // namespace headrace::attention

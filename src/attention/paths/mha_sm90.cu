@@ -79,19 +79,21 @@ std::int64_t result_bytes(const Geometry& g) noexcept { return 4 * g.num_heads *
 
 }  // namespace
 
-std::vector<std::string> MhaSm90::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                                bool exact) const {
-  const Geometry& g = attention.geometry;
+std::vector<std::string> MhaSm90::unmet_by_geometry(const Geometry& g) const {
   std::vector<std::string> unmet = mha::sm90::unmet_requirements(g);
   if (g.kv_lora_rank % 8 != 0) {
     unmet.push_back("its products need a kv_lora_rank that is a multiple of 8, not " + std::to_string(g.kv_lora_rank));
   }
-  if (!masked_) {
-    for (std::string& reason : uncovered_rows(attention.rule, begin, end, exact)) {
-      unmet.push_back(std::move(reason));
-    }
-  }
   return unmet;
+}
+
+bool MhaSm90::serves_rows(const Attention& attention, std::int64_t begin, std::int64_t end, bool exact) const {
+  return masked_ || !first_uncovered(attention.rule, begin, end, exact);
+}
+
+std::vector<std::string> MhaSm90::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                bool exact) const {
+  return masked_ ? std::vector<std::string>() : uncovered_rows(attention.rule, begin, end, exact);
 }
 
 Support MhaSm90::support() const {
@@ -171,11 +173,11 @@ Blocking MhaSm90::choose_blocking(const Attention& attention, const Extents& ext
              : whole;
 }
 
-MhaPasses MhaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const {
+void MhaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows, MhaPasses& passes) const {
   const Blocking& blocking = plan.blocking(path());
-  return plan_mha_passes(rows, static_cast<std::int64_t>(plan.requests().size()),
-                         {.keys = blocking.context_block, .slice_rows = blocking.query_slice},
-                         mha::sm90::key_tile(plan.attention().geometry), masked_);
+  plan_mha_passes(rows, static_cast<std::int64_t>(plan.requests().size()),
+                  {.keys = blocking.context_block, .slice_rows = blocking.query_slice},
+                  mha::sm90::key_tile(plan.attention().geometry), masked_, passes);
 }
 
 void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas,

@@ -39,12 +39,17 @@ class MhaSm90 final : public PathAlgorithm {
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
 
-  [[nodiscard]] MhaPasses plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const;
+  [[nodiscard]] bool serves_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                 bool exact) const override;
+
+  /// In the memory of earlier passes.
+  void plan_passes(const Plan& plan, std::span<const RowsOnPath> rows, MhaPasses& passes) const;
   /// @param extents  those the plan's workspace was sized for
   void run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas, Stream stream) const;
 
  private:
   [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_geometry(const Geometry& geometry) const override;
   [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
                                                        bool exact) const override;
   [[nodiscard]] Path path() const noexcept { return masked_ ? Path::masked_mha : Path::dense_mha; }

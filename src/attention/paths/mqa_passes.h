@@ -42,13 +42,23 @@ struct MqaPasses {
   std::vector<std::int64_t> first_rows;  ///< converted row of a request's key 0
   std::vector<MqaSlice> slices;
   std::vector<MqaStage> stages;
+
+  /// Empties it and keeps its memory.
+  void clear() noexcept {
+    rows.clear();
+    tiles.clear();
+    runs.clear();
+    first_rows.clear();
+    slices.clear();
+    stages.clear();
+  }
 };
 
 /// Requests whose keys are not converted make one stage, the first.
-/// @param converts  whether the keys of each of `rows` are
 /// @param requests  of the batch
 /// @param group     rows a tile
-[[nodiscard]] MqaPasses plan_mqa_passes(std::span<const RowsOnPath> rows, const std::vector<bool>& converts,
-                                        std::int64_t requests, std::int64_t group, const MqaCapacity& capacity);
+/// @param passes    takes the place of what it holds, in its memory
+void plan_mqa_passes(std::span<const RowsOnPath> rows, std::int64_t requests, std::int64_t group,
+                     const MqaCapacity& capacity, MqaPasses& passes);
 
 }  // namespace headrace::attention

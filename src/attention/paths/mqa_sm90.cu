@@ -180,9 +180,7 @@ Support MqaSm90::support() const {
   return {.compute = kCompute, .formats = kFormats};
 }
 
-std::vector<std::string> MqaSm90::unmet_by_rows(const Attention& attention, std::int64_t /*begin*/,
-                                                std::int64_t /*end*/, bool /*exact*/) const {
-  const Geometry& g = attention.geometry;
+std::vector<std::string> MqaSm90::unmet_by_geometry(const Geometry& g) const {
   std::vector<std::string> unmet = mqa::sm90::unmet_requirements(g);
   if (g.qk_nope_head_dim % 8 != 0 || g.v_head_dim % 8 != 0) {
     unmet.push_back("its products need a qk_nope_head_dim and a v_head_dim that are multiples of 8, not " +
@@ -213,15 +211,14 @@ Blocking MqaSm90::choose_blocking(const Attention& attention, const Extents& ext
   return choose_mqa_blocking(attention, extents, budget);
 }
 
-MqaPasses MqaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const {
+void MqaSm90::plan_passes(const Plan& plan, std::span<RowsOnPath> rows, MqaPasses& passes) {
   const Blocking& blocking = plan.blocking(Path::topk_mqa);
   const std::int64_t group = mqa::group_of(plan.attention().geometry.num_heads);
-  std::vector<bool> converts;
-  for (const RowsOnPath& some : rows) {
-    converts.push_back(converts_keys(plan.attention(), blocking, some.row_count, some.keys));
+  for (RowsOnPath& some : rows) {
+    some.converts = converts_keys(plan.attention(), blocking, some.row_count, some.keys);
   }
-  return plan_mqa_passes(rows, converts, static_cast<std::int64_t>(plan.requests().size()), group,
-                         {.tiles = blocking.query_slice / group, .keys = blocking.context_block});
+  plan_mqa_passes(rows, static_cast<std::int64_t>(plan.requests().size()), group,
+                  {.tiles = blocking.query_slice / group, .keys = blocking.context_block}, passes);
 }
 
 void MqaSm90::validate(const Call& call, std::int64_t tokens) {

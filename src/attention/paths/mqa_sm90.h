@@ -38,7 +38,14 @@ class MqaSm90 final : public PathAlgorithm {
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
 
-  [[nodiscard]] MqaPasses plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const;
+  /// Serves any rows.
+  [[nodiscard]] bool serves_rows(const Attention& /*attention*/, std::int64_t /*begin*/, std::int64_t /*end*/,
+                                 bool /*exact*/) const override {
+    return true;
+  }
+
+  /// In the memory of earlier passes.
+  static void plan_passes(const Plan& plan, std::span<RowsOnPath> rows, MqaPasses& passes);
   /// Throws Error where inputs do not suit this path. @param tokens  of the batch the plan was made for, at most
   static void validate(const Call& call, std::int64_t tokens);
   /// @param extents  those the plan's workspace was sized for
@@ -48,8 +55,11 @@ class MqaSm90 final : public PathAlgorithm {
 
  private:
   [[nodiscard]] Support support() const override;
-  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                                       bool exact) const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_geometry(const Geometry& geometry) const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& /*attention*/, std::int64_t /*begin*/,
+                                                       std::int64_t /*end*/, bool /*exact*/) const override {
+    return {};
+  }
 };
 
 }  // namespace headrace::attention
