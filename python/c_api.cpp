@@ -86,13 +86,25 @@ Inputs inputs_of(const HrCall& call, const Attention& attention, const Place& pl
           .selection_kept = call.selection_kept != 0};
 }
 
-std::span<std::byte> workspace_of(const HrCall& call, const Place& place) {
-  const auto view = required_output("workspace", call.workspace, place).as<std::uint8_t>("workspace");
-  view.expect("workspace", {-1});
+std::span<std::byte> bytes_of(const char* name, const HrTensor& tensor, const Place& place) {
+  const auto view = required_output(name, tensor, place).as<std::uint8_t>(name);
+  view.expect(name, {-1});
   if (view.dim(0) > 1 && view.stride(0) != 1) {
-    throw Error("workspace", "contiguous bytes", "stride " + std::to_string(view.stride(0)));
+    throw Error(name, "contiguous bytes", "stride " + std::to_string(view.stride(0)));
   }
   return std::as_writable_bytes(std::span(view.data(), static_cast<std::size_t>(view.dim(0))));
+}
+
+/// A handle of another library, which crossed as a number.
+Stream stream_of(std::int64_t handle) {
+  return {reinterpret_cast<void*>(handle)};  // NOLINT(performance-no-int-to-ptr)
+}
+
+void upload_to(Plan& plan, const HrTensor& tables, std::int64_t stream) {
+  if (plan.device().cuda == nullptr) {
+    throw Error("plan", "a plan for a GPU", "one for the processor, which has no tables");
+  }
+  upload(plan, bytes_of("tables", tables, place_of(plan)), stream_of(stream));
 }
 
 void attend_on(const Plan& plan, const HrCall& call) {
@@ -102,10 +114,9 @@ void attend_on(const Plan& plan, const HrCall& call) {
   const Inputs inputs = inputs_of(call, plan.attention(), place);
   const Outputs outputs{.out = required_output("out", call.out, place),
                         .lse = typed<float>("lse", optional_output("lse", call.lse, place))};
-  const std::span<std::byte> workspace = workspace_of(call, place);
+  const std::span<std::byte> workspace = bytes_of("workspace", call.workspace, place);
   if (place.cuda) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): a handle of another library, which crossed as a number
-    attend(plan, weights, inputs, outputs, workspace, Stream{reinterpret_cast<void*>(call.stream)});
+    attend(plan, weights, inputs, outputs, workspace, stream_of(call.stream));
   } else {
     attend(plan, weights, inputs, outputs, workspace);
   }
@@ -142,6 +153,12 @@ HrError* hr_workspace_bound(const HrAttention* attention, const HrLimits* limits
   });
 }
 
+HrError* hr_table_bound(const HrAttention* attention, const HrLimits* limits, int64_t* bytes) {
+  return guarded([&] {
+    *bytes = headrace::table_bound(headrace::python::attention_of(*attention), headrace::python::limits_of(*limits));
+  });
+}
+
 HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, const HrLimits* limits, const char* force,
                         HrPlan** plan) {
   return guarded([&] {
@@ -161,6 +178,10 @@ HrError* hr_plan_remake(HrPlan* plan, const HrBatch* batch) {
 HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch) {
   return guarded([&] { plan->plan.refresh(headrace::python::batch_of(*batch)); });
 }
+HrError* hr_plan_upload(HrPlan* plan, const HrTensor* tables, int64_t stream) {
+  return guarded([&] { headrace::python::upload_to(plan->plan, *tables, stream); });
+}
+int64_t hr_plan_table_bytes(const HrPlan* plan) { return plan->plan.table_bytes(); }
 int64_t hr_plan_workspace_bytes(const HrPlan* plan) { return plan->plan.workspace_bytes(); }
 HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes) {
   return guarded([&] { *bytes = plan->plan.kept_bytes(headrace::path_from_name(path)); });

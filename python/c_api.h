@@ -10,7 +10,7 @@
 
 #define HR_API __attribute__((visibility("default")))
 /* Changes with every change of this file. */
-#define HR_ABI 4
+#define HR_ABI 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -99,12 +99,16 @@ HR_API HrError* hr_device_warm_up(HrDevice* device, const HrAttention* attention
 HR_API void hr_device_free(HrDevice* device);
 
 HR_API HrError* hr_workspace_bound(const HrAttention* attention, const HrLimits* limits, int64_t* bytes);
+HR_API HrError* hr_table_bound(const HrAttention* attention, const HrLimits* limits, int64_t* bytes);
 
 /* force: the name of a path, or null. */
 HR_API HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, const HrLimits* limits,
                                const char* force, HrPlan** plan);
 HR_API HrError* hr_plan_remake(HrPlan* plan, const HrBatch* batch);
 HR_API HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch);
+/* tables: [n] uint8 on the plan's GPU; stream: a cudaStream_t. */
+HR_API HrError* hr_plan_upload(HrPlan* plan, const HrTensor* tables, int64_t stream);
+HR_API int64_t hr_plan_table_bytes(const HrPlan* plan);
 HR_API int64_t hr_plan_workspace_bytes(const HrPlan* plan);
 HR_API HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes);
 HR_API int64_t hr_plan_requests(const HrPlan* plan);

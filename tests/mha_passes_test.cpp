@@ -75,7 +75,7 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
       std::int64_t next_run_row = 0;
       for (std::int64_t r = pass.first_run; r < pass.first_run + pass.num_runs; ++r) {
         const auto& run = result.runs[static_cast<std::size_t>(r)];
-        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + run.request)];
+        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + run.request - pass.first_request)];
         EXPECT_EQ(run.row, next_run_row);
         EXPECT_EQ(run.row, span.first_key);
         EXPECT_EQ(run.first, span.keys_begin);
@@ -89,7 +89,7 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
       std::int64_t last_position = std::numeric_limits<std::int64_t>::max();
       for (std::int64_t t = pass.first_tile; t < pass.first_tile + pass.num_tiles; ++t) {
         const auto& tile = result.tiles[static_cast<std::size_t>(t)];
-        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + tile.request)];
+        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + tile.request - pass.first_request)];
         const auto some = std::find_if(problem.rows.begin(), problem.rows.end(),
                                        [&](const RowsOnPath& rows) { return rows.request == tile.request; });
         ASSERT_NE(some, problem.rows.end());

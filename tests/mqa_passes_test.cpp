@@ -232,7 +232,7 @@ TEST_F(MqaPassesTest, SlicesAndStagesStayWithinTheirCapacity) {
         const cache::cuda::KeyRun& run = passes.runs[static_cast<std::size_t>(r)];
         ASSERT_EQ(run.row, next_row);
         ASSERT_EQ(run.first, 0);
-        ASSERT_EQ(run.row, passes.first_rows[static_cast<std::size_t>(stage.first_row_of + run.request)]);
+        ASSERT_EQ(run.row, passes.first_rows[static_cast<std::size_t>(run.request)]);
         next_row += run.count;
         converted[static_cast<std::size_t>(run.request)] = true;
       }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -59,6 +60,8 @@ struct Device {
   int threads = 0;                             ///< of the processor; 0: as many as the machine has
   std::shared_ptr<CudaDevice> cuda = nullptr;  ///< the GPU, whose paths compute in bfloat16; null: the processor
 };
+
+struct Stream;  // headrace/cuda.h
 
 namespace attention {
 struct DevicePasses;
@@ -145,8 +148,15 @@ class HEADRACE_EXPORT Plan {
   [[nodiscard]] std::int64_t kept_bytes(Path path) const noexcept {
     return kept_bytes_[static_cast<std::size_t>(path)];
   }
-  /// What a GPU does for the plan; null for a plan of the processor. For the library's own use.
+  /// Bytes of a GPU's memory that the plan's tables take (headrace::upload); 0 for a plan of the processor.
+  [[nodiscard]] std::int64_t table_bytes() const noexcept { return table_bytes_; }
+  /// Whether they were uploaded since the plan was made or remade. A refresh leaves them as they are. A copy of a plan
+  /// has those that the plan had, in the same memory.
+  [[nodiscard]] bool has_tables() const noexcept { return uploaded_; }
+  /// What a GPU does for the plan, null for a plan of the processor, and where its tables are. For the library's own
+  /// use.
   [[nodiscard]] const attention::DevicePasses* device_passes() const noexcept { return device_passes_.get(); }
+  [[nodiscard]] const std::byte* tables() const noexcept { return tables_; }
   [[nodiscard]] const Device& device() const noexcept { return limits_.device; }
   /// Why a request takes its path, as text. Texts are made when they are asked for, from the same predictions.
   /// @throws Error unless there is such a request
@@ -159,7 +169,7 @@ class HEADRACE_EXPORT Plan {
   /// Makes the plan anew for another batch, in the memory that it has: afterwards it is what headrace::plan would make
   /// of that batch with the attention, limits and hints it was made with. What those say was checked then. So a caller
   /// that plans every step allocates no memory, once the plan has been made for a batch of as many requests and as much
-  /// work.
+  /// work. For a GPU it calls nothing of CUDA, so that it never waits, and the tables have to be uploaded anew.
   /// @throws Error as headrace::plan does; the plan is unchanged then
   void remake(const Batch& batch);
 
@@ -175,6 +185,7 @@ class HEADRACE_EXPORT Plan {
  private:
   friend class Router;
   friend Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints);
+  friend void upload(Plan& plan, std::span<std::byte> tables, Stream stream);
   Attention attention_;
   Limits limits_;
   std::optional<Path> force_;
@@ -185,14 +196,19 @@ class HEADRACE_EXPORT Plan {
   std::vector<RequestPlan> next_;      ///< those of a batch that may yet be refused
   Blocking blocking_[3];
   std::shared_ptr<attention::DevicePasses> device_passes_;
+  std::byte* tables_ = nullptr;
+  std::int64_t table_bytes_ = 0;
   std::int64_t workspace_bytes_ = 0;
+  std::int64_t product_bytes_ = 0;  ///< of it, at its end, for a GPU's matrix products
   std::array<std::int64_t, 3> kept_bytes_{};
   int threads_ = 1;
   bool made_exact_ = false;
   bool exact_ = false;
+  bool uploaded_ = false;
 };
 
-/// Chooses for every request the exact path of least predicted time.
+/// Chooses for every request the exact path of least predicted time. The first plan of a geometry on a GPU warms the
+/// device up, where CudaDevice::warm_up has not.
 /// @throws Error for malformed lengths, a forced path that cannot run (with its reasons), or a workspace limit below
 ///         the minimum (which the error states)
 [[nodiscard]] HEADRACE_EXPORT Plan plan(const Attention& attention, const Batch& batch, const Limits& limits = {},
@@ -204,6 +220,11 @@ class HEADRACE_EXPORT Plan {
 /// requests without query tokens states it.
 /// @throws Error when a limit is not stated, or limits.workspace_bytes is below what some path needs at least
 [[nodiscard]] HEADRACE_EXPORT std::int64_t workspace_bound(const Attention& attention, const Limits& limits);
+
+/// The same of Plan::table_bytes: bytes of a GPU's memory that are enough for the tables of every such plan. 0 for the
+/// processor.
+/// @throws Error as workspace_bound does
+[[nodiscard]] HEADRACE_EXPORT std::int64_t table_bound(const Attention& attention, const Limits& limits);
 
 /// The reasons why a path cannot serve rows at positions [begin, end) of a request on a device; empty when it can.
 /// `exact` as in Batch.

@@ -381,6 +381,18 @@ class Plans(Binding):
         cut = headrace.plan([500], [3000], threads=1, workspace_limit=limit, force="dense_mha", **attention)
         self.assertLessEqual(cut.workspace_bytes, limit)
 
+    def test_the_processor_has_no_tables(self):
+        case = Case(self.rng, [(4, 0)], rope=4, rule="none")
+        plan = case.plan()
+        self.assertEqual(plan.table_bytes, 0)
+        self.assertEqual(headrace.table_bound(max_tokens=9, max_seq_len=9, threads=1, **case.attention), 0)
+        with self.assertRaises(headrace.Error) as raised:
+            plan.upload(np.zeros(16, np.uint8))
+        self.assertEqual(raised.exception.argument, "plan")
+        with self.assertRaises(headrace.Error) as raised:
+            headrace.table_bound(max_tokens=0, max_seq_len=9, threads=1, **case.attention)
+        self.assertEqual(raised.exception.argument, "limits")
+
     def test_exact_lengths_and_bounds(self):
         case = Case(self.rng, SHAPES, rope=4, rule="opaque")
         shorter = np.array(case.seq_len, np.int32) - [0, 1, 2, 0]

@@ -32,9 +32,9 @@ void expect_request(std::int64_t request, std::span<const RequestPlan> requests)
 std::vector<std::string> Router::unmet(Path path, std::int64_t begin, std::int64_t end, std::int64_t seq_len) const {
   std::vector<std::string> unmet = algorithm(path).unmet_requirements(attention_, begin, end, exact_);
   const std::int64_t keys = attention::most_keys(attention_, plan_.device(), end, seq_len);
-  if (const std::int64_t least = least_bytes(path, keys); least > plan_.limits_.workspace_bytes) {
-    unmet.push_back(fmt::format("it needs at least {} bytes of workspace for {} keys, the limit is {}", least, keys,
-                                plan_.limits_.workspace_bytes));
+  if (const std::int64_t least = least_bytes(path, keys); budget_.limited && least > budget_.bytes) {
+    unmet.push_back(fmt::format("it needs at least {} bytes of workspace for {} keys, the limit is {}",
+                                budget_.workspace(least), keys, plan_.limits_.workspace_bytes));
   }
   return unmet;
 }

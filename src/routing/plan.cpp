@@ -69,7 +69,8 @@ void Plan::remake(const Batch& batch) {
                           : router.route(request, batch.query_len[b], batch.seq_len_bound[b]));
   }
   const attention::PathExtents extents = attention::extents_of(attention_, limits_.device, next_, threads_);
-  const routing::Workspace workspace = routing::size_workspace(attention_, limits_, extents);
+  const routing::Workspace workspace =
+      routing::size_workspace(attention_, limits_, routing::budget_of(limits_, product_bytes_), extents);
   made_for_ = next_;
 
   // Nothing is refused any more.
@@ -79,7 +80,9 @@ void Plan::remake(const Batch& batch) {
   workspace_bytes_ = workspace.bytes;
   made_exact_ = exact_ = batch.exact;
   if (limits_.device.cuda != nullptr) {
-    attention::plan_device_passes(*this, extents, device_passes_);
+    table_bytes_ = attention::plan_device_passes(*this, extents, device_passes_);
+    tables_ = nullptr;
+    uploaded_ = false;
   }
 }
 
@@ -91,6 +94,7 @@ Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, 
   plan.force_ = hints.force;
   plan.profile_ = hints.profile ? *hints.profile : nominal_profile(attention, limits.device);
   plan.threads_ = routing::threads_of(limits.device);
+  plan.product_bytes_ = routing::product_bytes_of(attention, limits.device);
   for (const Path path : kPaths) {
     plan.serves_[static_cast<std::size_t>(path)] =
         attention::algorithm_of(path, limits.device).unmet_by_attention(attention).empty();

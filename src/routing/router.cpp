@@ -10,7 +10,6 @@
 #include "attention/segments.h"
 #include "headrace/error.h"
 #include "routing/cost_model.h"
-#include "routing/workspace.h"
 
 namespace headrace {
 
@@ -19,8 +18,7 @@ Router::Router(const Plan& plan, std::int64_t requests, bool exact)
       attention_(plan.attention_),
       requests_(requests),
       exact_(exact),
-      limited_(plan.limits_.workspace_bytes != Limits{}.workspace_bytes),
-      budget_(routing::budget_of(plan.limits_)) {
+      budget_(routing::budget_of(plan.limits_, plan.product_bytes_)) {
   for (const Path path : kPaths) {
     algorithms_[static_cast<std::size_t>(path)] = &attention::algorithm_of(path, plan.device());
   }
@@ -41,7 +39,7 @@ std::int64_t Router::least_bytes(Path path, std::int64_t keys) const {
 
 bool Router::fits(Path path, std::int64_t keys) const {
   std::int64_t& fitting = fitting_keys_[static_cast<std::size_t>(path)];
-  if (keys > fitting && least_bytes(path, keys) <= budget_) {
+  if (keys > fitting && least_bytes(path, keys) <= budget_.bytes) {
     fitting = keys;
   }
   return keys <= fitting;
@@ -55,7 +53,7 @@ Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end,
   }
   const std::int64_t keys = attention::most_keys(attention_, plan_.device(), end, seq_len);
   const bool within = fits(path, keys);
-  if (!within && limited_) {
+  if (!within && budget_.limited) {
     return option;
   }
   const attention::Extents extents{.rows = end - begin,
@@ -64,7 +62,7 @@ Router::Option Router::evaluate(Path path, std::int64_t begin, std::int64_t end,
                                    .total_keys = keys,
                                    .requests = 1,
                                    .threads = plan_.threads()};
-  const Blocking blocking = of.choose_blocking(attention_, extents, within ? budget_ : least_bytes(path, keys));
+  const Blocking blocking = of.choose_blocking(attention_, extents, within ? budget_.bytes : least_bytes(path, keys));
   const attention::Work work = of.count_work(attention_, begin, end, blocking.query_slice);
   option.can_run = true;
   option.predicted_ms = routing::predict_ms(work, plan_.profile_, plan_.threads(), end - begin);
@@ -131,7 +129,8 @@ void Router::refuse(const RequestPlan& plan) const {
       least = std::min(least, least_bytes(path, end));
     }
   }
-  throw Error("limits.workspace_bytes", fmt::format("at least {} bytes for request {}", least, plan.request),
+  throw Error("limits.workspace_bytes",
+              fmt::format("at least {} bytes for request {}", budget_.workspace(least), plan.request),
               std::to_string(plan_.limits_.workspace_bytes));
 }
 

@@ -8,6 +8,7 @@
 
 #include "attention/paths/path.h"
 #include "headrace/plan.h"
+#include "routing/workspace.h"
 
 namespace headrace {
 
@@ -69,8 +70,7 @@ class Router {
   const Attention& attention_;
   std::int64_t requests_;
   bool exact_;
-  bool limited_;  ///< the budget is the caller's limit, not a default that a path may exceed
-  std::int64_t budget_;
+  routing::Budget budget_;
   std::array<const attention::PathAlgorithm*, std::size(kPaths)> algorithms_;
   /// Keys for which each path was found to fit: what it takes at least grows with the keys.
   mutable std::array<std::int64_t, std::size(kPaths)> fitting_keys_{-1, -1, -1};

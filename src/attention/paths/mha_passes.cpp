@@ -28,7 +28,7 @@ struct Piece {
 class PassBuilder {
  public:
   PassBuilder(std::int64_t requests, const PassCapacity& capacity, std::int64_t key_tile, bool masked, MhaPasses& to)
-      : requests_(requests), capacity_(capacity), key_tile_(key_tile), masked_(masked), result_(to) {
+      : capacity_(capacity), key_tile_(key_tile), masked_(masked), result_(to) {
     to.clear();
     to.first_positions.resize(static_cast<std::size_t>(requests));
   }
@@ -76,10 +76,8 @@ class PassBuilder {
 
  private:
   [[nodiscard]] MhaPass& pass() { return result_.passes.back(); }
-  [[nodiscard]] RequestSpan& span_of(std::int64_t request) {
-    return result_.spans[static_cast<std::size_t>(pass().first_span + request)];
-  }
-  [[nodiscard]] bool has(std::int64_t request) { return span_of(request).row_count > 0; }
+  /// Pieces come by ascending request.
+  [[nodiscard]] bool has(std::int64_t request) { return request < pass().first_request + pass().num_spans; }
 
   void open() {
     MhaPass next;
@@ -87,7 +85,6 @@ class PassBuilder {
     next.first_span = static_cast<std::int64_t>(result_.spans.size());
     next.first_tile = static_cast<std::int64_t>(result_.tiles.size());
     result_.passes.push_back(next);
-    result_.spans.resize(result_.spans.size() + static_cast<std::size_t>(requests_));
     open_ = true;
   }
 
@@ -97,14 +94,19 @@ class PassBuilder {
     result_.runs.push_back(
         {request, static_cast<std::int32_t>(piece.keys_begin), static_cast<std::int32_t>(piece.keys()), to.keys});
     ++to.num_runs;
-    span_of(piece.rows.request) = {.rows_begin = static_cast<std::int32_t>(piece.rows.begin),
-                                   .rows_end = static_cast<std::int32_t>(piece.rows.end),
-                                   .first_row = static_cast<std::int32_t>(piece.first_row),
-                                   .row_count = static_cast<std::int32_t>(piece.row_count),
-                                   .keys_begin = static_cast<std::int32_t>(piece.keys_begin),
-                                   .keys_end = static_cast<std::int32_t>(piece.keys_end),
-                                   .first_key = to.keys,
-                                   .first_slice_row = to.slice_rows};
+    if (to.num_spans == 0) {
+      to.first_request = piece.rows.request;
+    }
+    to.num_spans = piece.rows.request - to.first_request + 1;
+    result_.spans.resize(static_cast<std::size_t>(to.first_span + to.num_spans));
+    result_.spans.back() = {.rows_begin = static_cast<std::int32_t>(piece.rows.begin),
+                            .rows_end = static_cast<std::int32_t>(piece.rows.end),
+                            .first_row = static_cast<std::int32_t>(piece.first_row),
+                            .row_count = static_cast<std::int32_t>(piece.row_count),
+                            .keys_begin = static_cast<std::int32_t>(piece.keys_begin),
+                            .keys_end = static_cast<std::int32_t>(piece.keys_end),
+                            .first_key = to.keys,
+                            .first_slice_row = to.slice_rows};
     for (std::int64_t tile = 0; tile < piece.tiles(); ++tile) {
       result_.tiles.push_back({request, static_cast<std::int32_t>(tile)});
     }
@@ -115,7 +117,6 @@ class PassBuilder {
     result_.first_positions[static_cast<std::size_t>(request)] = piece.rows.first_position + piece.first_row;
   }
 
-  std::int64_t requests_;
   PassCapacity capacity_;
   std::int64_t key_tile_;
   bool masked_;

@@ -33,7 +33,9 @@ struct PassCapacity {
 struct MhaPass {
   std::int64_t first_run = 0;  ///< runs [first_run, first_run + num_runs)
   std::int64_t num_runs = 0;
-  std::int64_t first_span = 0;  ///< a span for every request of the batch
+  std::int64_t first_span = 0;  ///< spans [first_span, first_span + num_spans) ...
+  std::int64_t num_spans = 0;
+  std::int64_t first_request = 0;  ///< ... of requests from this one on; those between that have no rows here are empty
   std::int64_t first_tile = 0;
   std::int64_t num_tiles = 0;
   std::int64_t keys = 0;        ///< packed

@@ -10,7 +10,6 @@ class MqaBuilder {
  public:
   MqaBuilder(std::int64_t requests, std::int64_t group, const MqaCapacity& capacity, MqaPasses& to)
       : requests_(requests), group_(group), capacity_(capacity), result_(to) {
-    to.clear();
     result_.rows.resize(static_cast<std::size_t>(requests));
   }
 
@@ -39,17 +38,16 @@ class MqaBuilder {
     MqaStage next;
     next.first_run = static_cast<std::int64_t>(result_.runs.size());
     next.first_slice = static_cast<std::int64_t>(result_.slices.size());
-    next.first_row_of = static_cast<std::int64_t>(result_.first_rows.size());
     result_.stages.push_back(next);
     if (converts) {
-      result_.first_rows.resize(result_.first_rows.size() + static_cast<std::size_t>(requests_));
+      result_.first_rows.resize(static_cast<std::size_t>(requests_));
     }
   }
 
   void add_keys(const RowsOnPath& rows) {
     result_.runs.push_back(
         {static_cast<std::int32_t>(rows.request), 0, static_cast<std::int32_t>(rows.keys), stage().keys});
-    result_.first_rows[static_cast<std::size_t>(stage().first_row_of + rows.request)] = stage().keys;
+    result_.first_rows[static_cast<std::size_t>(rows.request)] = stage().keys;
     ++stage().num_runs;
     stage().keys += rows.keys;
   }
@@ -74,6 +72,10 @@ class MqaBuilder {
 
 void plan_mqa_passes(std::span<const RowsOnPath> rows, std::int64_t requests, std::int64_t group,
                      const MqaCapacity& capacity, MqaPasses& passes) {
+  passes.clear();
+  if (rows.empty()) {
+    return;
+  }
   MqaBuilder builder(requests, group, capacity, passes);
   for (const bool converting : {false, true}) {
     for (const RowsOnPath& some : rows) {

@@ -9,19 +9,20 @@
 #include "attention/arena.h"
 #include "attention/paths/mqa_passes.h"
 #include "attention/paths/path.h"
+#include "attention/tables.h"
 #include "device/cuda/stream.h"
 #include "headrace/attention.h"
 
 namespace headrace::attention {
 
-/// The passes of topk_mqa and where their tables are on the GPU.
+/// The passes of topk_mqa and where their tables lie.
 struct MqaTables {
   MqaPasses passes;
   std::int64_t tokens = 0;  ///< of the batch, at most
-  const mqa::PathRows* rows = nullptr;
-  const mqa::TileReference* tiles = nullptr;
-  const cache::cuda::KeyRun* runs = nullptr;
-  const std::int64_t* first_rows = nullptr;
+  TableAt<mqa::PathRows> rows;
+  TableAt<mqa::TileReference> tiles;
+  TableAt<cache::cuda::KeyRun> runs;
+  TableAt<std::int64_t> first_rows;
 };
 
 /// topk_mqa on sm_90: where the cache is not bfloat16, convert the requests' keys; then for each slice of tiles build
@@ -36,6 +37,9 @@ class MqaSm90 final : public PathAlgorithm {
                                         const Blocking& blocking) const override;
   /// mqa_blocking.h says what the numbers count.
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+
+  [[nodiscard]] std::int64_t table_bound(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
 
   /// Serves any rows.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <optional>
@@ -58,6 +59,7 @@ using PathExtents = std::array<Extents, std::size(kPaths)>;
 struct PathArenas {
   Arena scratch;
   std::optional<Arena> kept = std::nullopt;
+  std::span<std::byte> products = {};  ///< what matrix products take, which no path counts as its own
 
   [[nodiscard]] Arena& of_selection() noexcept { return kept ? *kept : scratch; }
 };
@@ -99,6 +101,12 @@ class PathAlgorithm {
   /// How many of them are for what it makes of a selection, if a call leaves all of that there; else 0.
   [[nodiscard]] virtual std::int64_t kept_bytes(const Attention& /*attention*/, const Extents& /*extents*/,
                                                 const Blocking& /*blocking*/) const {
+    return 0;
+  }
+  /// Bytes that its tables take on a GPU at most, for plans whose sizes are within `extents` and that have `budget`
+  /// bytes of workspace.
+  [[nodiscard]] virtual std::int64_t table_bound(const Attention& /*attention*/, const Extents& /*extents*/,
+                                                 std::int64_t /*budget*/) const {
     return 0;
   }
   /// The blocking that does the least work within `budget` bytes, or, when none fits, the one that takes the least.
