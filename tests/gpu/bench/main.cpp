@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gpu_bench [attend|topk]: what attend takes on the GPU, what top-k MQA does, and what the kernels around flash
+// gpu_bench [attend|topk|host]: what attend takes on the GPU, what top-k MQA does, and what the kernels around flash
 // attention take beside what their bytes or FLOPs must take.
 #include <fmt/format.h>
 
@@ -188,13 +188,17 @@ void bench_products(const Bench& bench) {
   }
 }
 
-/// @param only  `attend`: what a step as a whole takes; `topk`: top-k MQA; else everything
+/// @param only  `attend`: what a step as a whole takes; `topk`: top-k MQA; `host`: the host's time; else everything
 /// @return false where a result is wrong
 bool run(const std::string& only) {
   const auto gpu = device::cuda::probe(0);
   fmt::print("{}, {} multiprocessors, L2 {} MiB, driver for CUDA {}, runtime {}\n", gpu.name, gpu.multiprocessors,
              gpu.l2_bytes >> 20, gpu.driver_version, gpu.runtime_version);
   device::cuda::make_current(0);
+  if (only == "host") {
+    bench::bench_host();
+    return true;
+  }
   const Bench bench;
   if (only != "topk" && !bench::bench_attend(bench)) {
     return false;
