@@ -219,9 +219,16 @@ void load(const Geometry& /*geometry*/) {}
 
 void launch(const Pass& pass, int /*multiprocessors*/, Stream stream) {
   if (!pass.counter_is_clear) {
-    throw Error("counter", "one that gather has cleared", "another");
+    emulator::queue(static_cast<cudaStream_t>(stream.handle), [pass] { *pass.counter = 0; });
   }
-  emulator::queue(static_cast<cudaStream_t>(stream.handle), [pass] { attend(pass); });
+  emulator::queue(static_cast<cudaStream_t>(stream.handle), [pass] {
+    // Blocks take their tiles from the counter, which is left behind full.
+    if (*pass.counter != 0) {
+      throw Error("counter", "0", std::to_string(*pass.counter));
+    }
+    attend(pass);
+    *pass.counter = static_cast<std::int32_t>(pass.num_tiles);
+  });
 }
 
 }  // namespace headrace::attention::mha::sm90
