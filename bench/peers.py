@@ -208,11 +208,11 @@ def first_use(bench):
             bench.device.warm_up(**longest.attention)
         draw = torch.randperm(bench.scaled(16384 - 4096), generator=torch.Generator().manual_seed(4))
         lengths = (draw[:20] + bench.scaled(4096)).tolist()
-        arguments, workspace = reserve(bench, longest, path)
-        time_step(bench, longest, path, bench.scaled(4096) - 1, arguments, workspace)  # whatever the process does once
+        arguments, workspace, tables = reserve(bench, longest, path)
+        time_step(bench, longest, path, bench.scaled(4096) - 1, arguments, workspace, tables)  # whatever the process does once
         ratios, run_ms = [], []
         for length in lengths:
-            first, *later = (time_step(bench, longest, path, length, arguments, workspace) for _ in range(6))
+            first, *later = (time_step(bench, longest, path, length, arguments, workspace, tables) for _ in range(6))
             ratios.append(first / statistics.median(later))
             run_ms.append(statistics.median(later))
         case = {"part": "first use", "case": f"20 new lengths, {path}", "contenders": {}, "ratios": {}}
@@ -222,26 +222,34 @@ def first_use(bench):
         bench.expect(case, "first / later, median", spread["median_ms"], 1.2, spread["quartile_ms"])
         bench.expect(case, "first / later, worst", max(ratios), 2.0)
         bench.expect(case, "shortest run, ms", min(run_ms), None)
-        del longest, arguments, workspace
+        del longest, arguments, workspace, tables
         bench.free()
 
 
 def reserve(bench, problem, path):
-    """What every length shares: the tensors of the longest, and a workspace large enough for all."""
+    """What every length shares: the tensors of the longest, and a workspace and tables large enough for all."""
     plan = problem.attend(bench.device, path)[1]
     workspace = torch.empty(plan.workspace_bytes + 256, dtype=torch.uint8, device=bench.torch_device)
     arguments = dict(kv_b_proj=problem.kv_b_proj, cache=problem.cache, block_table=problem.block_table)
-    return arguments, workspace[-workspace.data_ptr() % 256 :]
+    bound = headrace.table_bound(
+        max_tokens=sum(problem.query_len),
+        max_seq_len=max(problem.seq_lens),
+        max_requests=len(problem.query_len),
+        device=bench.device,
+        **problem.attention,
+    )
+    tables = torch.empty(bound, dtype=torch.uint8, device=bench.torch_device)
+    return arguments, workspace[-workspace.data_ptr() % 256 :], tables
 
 
-def time_step(bench, problem, path, length, arguments, workspace):
+def time_step(bench, problem, path, length, arguments, workspace, tables):
     """Milliseconds on the host's clock from lengths to output, for the first `length` tokens of a problem."""
     limits = torch.tensor([0, length], dtype=torch.int32).to(bench.torch_device)
     index = None if problem.index is None else problem.index[:length]
     count = None if problem.count is None else problem.count[:length]
     bench.clock.wait()
     begin = time.perf_counter()
-    plan = headrace.plan([length], [length], device=bench.device, force=path, **problem.attention)
+    plan = headrace.plan([length], [length], device=bench.device, force=path, tables=tables, **problem.attention)
     headrace.attend(
         plan,
         q=problem.q[:length],

@@ -172,6 +172,7 @@ class Problem:
     def attend(self, device, force=None, selected=True):
         """`headrace.attend` on a plan of this problem, as a call without arguments; and the plan."""
         plan = headrace.plan(self.query_len, self.seq_lens, exact=True, device=device, force=force, **self.attention)
+        plan.upload(torch.empty(plan.table_bytes, dtype=torch.uint8, device=self.device))
         workspace = torch.empty(plan.workspace_bytes + 256, dtype=torch.uint8, device=self.device)
         workspace = workspace[-workspace.data_ptr() % 256 :]
 

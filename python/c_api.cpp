@@ -108,13 +108,25 @@ Inputs inputs_of(const HrCall& call, const Attention& attention, const Place& pl
           .selection_kept = call.selection_kept != 0};
 }
 
-std::span<std::byte> workspace_of(const HrCall& call, const Place& place) {
-  const auto view = required_output("workspace", call.workspace, place).as<std::uint8_t>("workspace");
-  view.expect("workspace", {-1});
+std::span<std::byte> bytes_of(const char* name, const HrTensor& tensor, const Place& place) {
+  const auto view = required_output(name, tensor, place).as<std::uint8_t>(name);
+  view.expect(name, {-1});
   if (view.dim(0) > 1 && view.stride(0) != 1) {
-    throw Error("workspace", "contiguous bytes", "stride " + std::to_string(view.stride(0)));
+    throw Error(name, "contiguous bytes", "stride " + std::to_string(view.stride(0)));
   }
   return std::as_writable_bytes(std::span(view.data(), static_cast<std::size_t>(view.dim(0))));
+}
+
+/// A handle of another library, which crossed as a number.
+Stream stream_of(std::int64_t handle) {
+  return {reinterpret_cast<void*>(handle)};  // NOLINT(performance-no-int-to-ptr)
+}
+
+void upload_to(Plan& plan, const HrTensor& tables, std::int64_t stream) {
+  if (plan.device().cuda == nullptr) {
+    throw Error("plan", "a plan for a GPU", "one for the processor, which has no tables");
+  }
+  upload(plan, bytes_of("tables", tables, place_of(plan)), stream_of(stream));
 }
 
 void attend_on(const Plan& plan, const HrCall& call) {
@@ -124,10 +136,9 @@ void attend_on(const Plan& plan, const HrCall& call) {
   const Inputs inputs = inputs_of(call, plan.attention(), place);
   const Outputs outputs{.out = required_output("out", call.out, place),
                         .lse = typed<float>("lse", optional_output("lse", call.lse, place))};
-  const std::span<std::byte> workspace = workspace_of(call, place);
+  const std::span<std::byte> workspace = bytes_of("workspace", call.workspace, place);
   if (place.cuda) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): a handle of another library, which crossed as a number
-    attend(plan, weights, inputs, outputs, workspace, Stream{reinterpret_cast<void*>(call.stream)});
+    attend(plan, weights, inputs, outputs, workspace, stream_of(call.stream));
   } else {
     attend(plan, weights, inputs, outputs, workspace);
   }
@@ -166,6 +177,12 @@ HrError* hr_workspace_bound(const HrAttention* attention, const HrLimits* limits
   });
 }
 
+HrError* hr_table_bound(const HrAttention* attention, const HrLimits* limits, int64_t* bytes) {
+  return guarded([&] {
+    *bytes = headrace::table_bound(headrace::python::attention_of(*attention), headrace::python::limits_of(*limits));
+  });
+}
+
 HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, const HrLimits* limits, const char* force,
                         HrPlan** plan) {
   return guarded([&] {
@@ -181,9 +198,16 @@ HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, cons
     *plan = made.release();
   });
 }
+HrError* hr_plan_remake(HrPlan* plan, const HrBatch* batch) {
+  return guarded([&] { plan->plan.remake(headrace::python::batch_of(*batch)); });
+}
 HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch) {
   return guarded([&] { plan->plan.refresh(headrace::python::batch_of(*batch)); });
 }
+HrError* hr_plan_upload(HrPlan* plan, const HrTensor* tables, int64_t stream) {
+  return guarded([&] { headrace::python::upload_to(plan->plan, *tables, stream); });
+}
+int64_t hr_plan_table_bytes(const HrPlan* plan) { return plan->plan.table_bytes(); }
 int64_t hr_plan_workspace_bytes(const HrPlan* plan) { return plan->plan.workspace_bytes(); }
 HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes) {
   return guarded([&] { *bytes = plan->plan.kept_bytes(headrace::python::path_of("path", path)); });
@@ -199,16 +223,21 @@ HrError* hr_plan_request(const HrPlan* plan, int64_t request, HrRequestPlan* res
     *result = {.query_len = of.query_len,
                .context_len = of.context_len,
                .path = headrace::name_of(of.path).data(),
-               .reason = of.reason.c_str(),
                .predicted_ms = of.predicted_ms,
                .skip_scoring = of.skip_scoring ? 1 : 0,
                .scoring_begin = of.scoring_begin};
   });
 }
+HrError* hr_plan_reason(HrPlan* plan, int64_t request, const char** text) {
+  return guarded([&] {
+    plan->text = plan->plan.reason(request);
+    *text = plan->text.c_str();
+  });
+}
 HrError* hr_plan_explain(HrPlan* plan, const char** text) {
   return guarded([&] {
-    plan->explanation = plan->plan.explain();
-    *text = plan->explanation.c_str();
+    plan->text = plan->plan.explain();
+    *text = plan->text.c_str();
   });
 }
 void hr_plan_free(HrPlan* plan) { delete plan; }

@@ -10,7 +10,7 @@
 
 #define HR_API __attribute__((visibility("default")))
 /* Changes with every change of this file. */
-#define HR_ABI 4
+#define HR_ABI 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -60,12 +60,10 @@ typedef struct HrLimits {
   int64_t max_requests;    /* 0: not stated */
 } HrLimits;
 
-/* Texts live as long as the plan and until it is refreshed. */
 typedef struct HrRequestPlan {
   int64_t query_len;
   int64_t context_len;
   const char* path;
-  const char* reason;
   double predicted_ms;
   int32_t skip_scoring;
   int64_t scoring_begin;
@@ -118,16 +116,22 @@ HR_API HrError* hr_device_warm_up(HrDevice* device, const HrAttention* attention
 HR_API void hr_device_free(HrDevice* device);
 
 HR_API HrError* hr_workspace_bound(const HrAttention* attention, const HrLimits* limits, int64_t* bytes);
+HR_API HrError* hr_table_bound(const HrAttention* attention, const HrLimits* limits, int64_t* bytes);
 
 /* force: the name of a path, or null. */
 HR_API HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, const HrLimits* limits,
                                const char* force, HrPlan** plan);
+HR_API HrError* hr_plan_remake(HrPlan* plan, const HrBatch* batch);
 HR_API HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch);
+/* tables: [n] uint8 on the plan's GPU; stream: a cudaStream_t. */
+HR_API HrError* hr_plan_upload(HrPlan* plan, const HrTensor* tables, int64_t stream);
+HR_API int64_t hr_plan_table_bytes(const HrPlan* plan);
 HR_API int64_t hr_plan_workspace_bytes(const HrPlan* plan);
 HR_API HrError* hr_plan_kept_bytes(const HrPlan* plan, const char* path, int64_t* bytes);
 HR_API int64_t hr_plan_requests(const HrPlan* plan);
 HR_API HrError* hr_plan_request(const HrPlan* plan, int64_t request, HrRequestPlan* result);
-/* The text lives as long as the plan and until the next call of this function. */
+/* A text lives as long as the plan and until the next call of one of these. */
+HR_API HrError* hr_plan_reason(HrPlan* plan, int64_t request, const char** text);
 HR_API HrError* hr_plan_explain(HrPlan* plan, const char** text);
 HR_API void hr_plan_free(HrPlan* plan);
 

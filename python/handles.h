@@ -21,7 +21,7 @@ struct HrDevice {
 
 struct HrPlan {
   headrace::Plan plan;
-  std::string explanation;
+  std::string text;  ///< the latest that was asked for
 };
 
 namespace headrace::python {

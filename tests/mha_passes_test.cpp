@@ -62,10 +62,10 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
   const std::uint64_t seed = test::fresh_seed();
   SCOPED_TRACE(testing::Message() << "HEADRACE_TEST_SEED=" << seed);
   test::Random random(seed);
+  MhaPasses result;  // one for all: nothing of the earlier ones may stay
   for (int i = 0; i < 400; ++i) {
     const Problem problem = random_problem(random);
-    const MhaPasses result =
-        plan_mha_passes(problem.rows, problem.requests, problem.capacity, problem.key_tile, problem.masked);
+    plan_mha_passes(problem.rows, problem.requests, problem.capacity, problem.key_tile, problem.masked, result);
     std::map<std::pair<std::int64_t, std::int64_t>, Met> met;  // by request and row
     for (const MhaPass& pass : result.passes) {
       EXPECT_LE(pass.keys, problem.capacity.keys);
@@ -75,7 +75,7 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
       std::int64_t next_run_row = 0;
       for (std::int64_t r = pass.first_run; r < pass.first_run + pass.num_runs; ++r) {
         const auto& run = result.runs[static_cast<std::size_t>(r)];
-        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + run.request)];
+        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + run.request - pass.first_request)];
         EXPECT_EQ(run.row, next_run_row);
         EXPECT_EQ(run.row, span.first_key);
         EXPECT_EQ(run.first, span.keys_begin);
@@ -89,7 +89,7 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
       std::int64_t last_position = std::numeric_limits<std::int64_t>::max();
       for (std::int64_t t = pass.first_tile; t < pass.first_tile + pass.num_tiles; ++t) {
         const auto& tile = result.tiles[static_cast<std::size_t>(t)];
-        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + tile.request)];
+        const auto& span = result.spans[static_cast<std::size_t>(pass.first_span + tile.request - pass.first_request)];
         const auto some = std::find_if(problem.rows.begin(), problem.rows.end(),
                                        [&](const RowsOnPath& rows) { return rows.request == tile.request; });
         ASSERT_NE(some, problem.rows.end());
@@ -131,13 +131,22 @@ TEST(MhaPasses, EveryRowMeetsItsKeysOnceInOrder) {
 TEST(MhaPasses, WhatFitsIsOnePass) {
   const RowsOnPath rows[] = {{.request = 0, .begin = 0, .end = 300, .row_count = 300, .keys = 300},
                              {.request = 1, .begin = 0, .end = 200, .row_count = 200, .keys = 200}};
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 500, .slice_rows = 640}, 80, true).passes.size(), 1U);
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 480, .slice_rows = 640}, 80, true).passes.size(), 2U);
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 500, .slice_rows = 512}, 80, true).passes.size(), 2U);
-  EXPECT_EQ(plan_mha_passes(rows, 2, {.keys = 500, .slice_rows = 0}, 80, false).passes.size(), 1U);
+  const auto passes = [&](const PassCapacity& capacity, bool masked) {
+    MhaPasses result;
+    plan_mha_passes(rows, 2, capacity, 80, masked, result);
+    return result.passes.size();
+  };
+  EXPECT_EQ(passes({.keys = 500, .slice_rows = 640}, true), 1U);
+  EXPECT_EQ(passes({.keys = 480, .slice_rows = 640}, true), 2U);
+  EXPECT_EQ(passes({.keys = 500, .slice_rows = 512}, true), 2U);
+  EXPECT_EQ(passes({.keys = 500, .slice_rows = 0}, false), 1U);
 }
 
-TEST(MhaPasses, NoRowsNoPasses) { EXPECT_TRUE(plan_mha_passes({}, 3, {.keys = 80}, 80, false).passes.empty()); }
+TEST(MhaPasses, NoRowsNoPasses) {
+  MhaPasses result;
+  plan_mha_passes({}, 3, {.keys = 80}, 80, false, result);
+  EXPECT_TRUE(result.passes.empty());
+}
 
 }  // namespace
 }  // namespace headrace::attention

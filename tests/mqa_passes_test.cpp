@@ -29,8 +29,14 @@ struct Problem {
   Extents extents;
 
   [[nodiscard]] MqaPasses plan(const Blocking& blocking) const {
-    return plan_mqa_passes(rows, converts(blocking), requests, group,
-                           {.tiles = blocking.query_slice / group, .keys = blocking.context_block});
+    std::vector<RowsOnPath> some = rows;
+    for (std::size_t r = 0; r < some.size(); ++r) {
+      some[r].converts = converts(blocking)[r];
+    }
+    MqaPasses passes;
+    plan_mqa_passes(some, requests, group, {.tiles = blocking.query_slice / group, .keys = blocking.context_block},
+                    passes);
+    return passes;
   }
   [[nodiscard]] std::vector<bool> converts(const Blocking& blocking) const {
     std::vector<bool> result;
@@ -228,7 +234,7 @@ TEST_F(MqaPassesTest, SlicesAndStagesStayWithinTheirCapacity) {
         const cache::cuda::KeyRun& run = passes.runs[static_cast<std::size_t>(r)];
         ASSERT_EQ(run.row, next_row);
         ASSERT_EQ(run.first, 0);
-        ASSERT_EQ(run.row, passes.first_rows[static_cast<std::size_t>(stage.first_row_of + run.request)]);
+        ASSERT_EQ(run.row, passes.first_rows[static_cast<std::size_t>(run.request)]);
         next_row += run.count;
         converted[static_cast<std::size_t>(run.request)] = true;
       }

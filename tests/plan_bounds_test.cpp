@@ -122,7 +122,11 @@ TEST(Coverage, IsOfEachRequestByItself) {
 }
 
 TEST(Coverage, AlternativesSayWhyNot) {
-  for (const Alternative& other : plan_one(SelectionRule::lightning(2048), 8, 4096, true).alternatives) {
+  const std::int32_t query_len = 8;
+  const std::int32_t seq_len = 4096;
+  const Plan one = plan(small_attention(SelectionRule::lightning(2048)), {{&query_len, 1}, {&seq_len, 1}, true});
+  EXPECT_EQ(one.alternatives(0).size(), 2U);
+  for (const Alternative& other : one.alternatives(0)) {
     EXPECT_EQ(other.unmet.empty(), other.path != Path::dense_mha) << name_of(other.path);
   }
 }

@@ -155,9 +155,15 @@ class CudaStages final : public Stages {
       workspace_ = {};
       workspace_ = DeviceBuffer(plan.workspace_bytes());
     }
+    if (tables_.size_bytes() < plan.table_bytes()) {
+      tables_ = {};
+      tables_ = DeviceBuffer(plan.table_bytes());
+    }
+    prepared_ = plan;
+    upload(prepared_, {tables_.data(), static_cast<std::size_t>(tables_.size_bytes())}, stream_);
   }
-  void attend(const Plan& plan) override {
-    headrace::attend(plan, layer_.attention_weights(),
+  void attend(const Plan& /*plan*/) override {
+    headrace::attend(prepared_, layer_.attention_weights(),
                      {projected_.q, latent_cache_.view(), on_device_->requests(), selection_},
                      {attended_.view(), lse_.view_as<float>()},
                      {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, stream_);
@@ -212,6 +218,8 @@ class CudaStages final : public Stages {
   CacheOnDevice latent_cache_;
   CacheOnDevice index_cache_;
   DeviceBuffer workspace_;
+  DeviceBuffer tables_;
+  Plan prepared_;  // with its tables on the GPU
   const Step* step_ = nullptr;
   std::optional<StepOnDevice> on_device_;
   DeviceTensor hidden_;

@@ -67,9 +67,9 @@ std::string against(const Alternative& other, double taken_ms) {
   return ratio > 1.0 ? factor(ratio) + " times as long" : factor(1.0 / ratio) + " times faster";
 }
 
-Json alternatives_json(const RequestPlan& request) {
+Json alternatives_json(const Plan& plan, std::int64_t request) {
   Json alternatives = Json::array();
-  for (const Alternative& other : request.alternatives) {
+  for (const Alternative& other : plan.alternatives(request)) {
     alternatives.push_back({{"path", name_of(other.path)},
                             {"predicted_ms", other.unmet.empty() ? number(other.predicted_ms) : Json(nullptr)},
                             {"unmet", other.unmet}});
@@ -109,11 +109,11 @@ Json requests_json(const Plan& plan) {
                         {"context_len", request.context_len},
                         {"path", name_of(request.path)},
                         {"predicted_ms", number(request.predicted_ms)},
-                        {"reason", request.reason},
+                        {"reason", plan.reason(request.request)},
                         {"skip_scoring", request.skip_scoring},
                         {"scoring_begin", request.scoring_begin},
                         {"segments", std::move(segments)},
-                        {"alternatives", alternatives_json(request)}});
+                        {"alternatives", alternatives_json(plan, request.request)}});
   }
   return requests;
 }
@@ -126,8 +126,8 @@ std::string plan_table(const Plan& plan, std::size_t width) {
     const std::string lengths = RequestSpec{request.query_len, request.context_len}.to_string();
     const std::string scoring = request.skip_scoring ? "; scoring left out" : "";
     table.add({group.count == 1 ? lengths : fmt::format("{} x {}", group.count, lengths), path_lines(request),
-               format_ms(request.predicted_ms), request.reason + scoring});
-    for (const Alternative& other : request.alternatives) {
+               format_ms(request.predicted_ms), plan.reason(request.request) + scoring});
+    for (const Alternative& other : plan.alternatives(request.request)) {
       table.add({"", fmt::format("  {}", name_of(other.path)),
                  other.unmet.empty() ? format_ms(other.predicted_ms) : "-", against(other, request.predicted_ms)});
     }

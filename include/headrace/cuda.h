@@ -15,8 +15,9 @@ struct Stream {
   void* handle = nullptr;
 };
 
-/// A GPU, and what the library keeps for it: the handle, the algorithms and the workspace of matrix products. Plans
-/// made for it share it. Calls that share one must not run on two streams at once.
+/// A GPU, and what the library keeps for it: the handle and the algorithms of matrix products, and which kernels are
+/// loaded. None of that is memory of the GPU that a call writes to: plans, threads and streams share it freely. The
+/// calling thread's current device is the same after every function of the library as before it.
 class HEADRACE_EXPORT CudaDevice {
  public:
   /// GPUs that can be used; 0 where there is none, no driver, or the library was built without CUDA.
@@ -35,7 +36,8 @@ class HEADRACE_EXPORT CudaDevice {
   [[nodiscard]] const std::string& unmet() const noexcept;
 
   /// Chooses the product algorithms of an attention and loads every kernel it may take, and waits. Without it the first
-  /// plan and the first `attend` of a geometry do so.
+  /// plan of a geometry does so. Afterwards planning, uploads and calls allocate no memory of the GPU and wait for
+  /// nothing.
   void warm_up(const Attention& attention);
 
   /// For the library's own use.
@@ -46,15 +48,24 @@ class HEADRACE_EXPORT CudaDevice {
   std::unique_ptr<State> state_;
 };
 
-/// `attend` for a plan made with Limits.device.cuda. Every view is on that GPU's memory, in bfloat16; it is current
-/// when the call is made. Queues work on `stream` and returns: allocates nothing, waits for nothing, and can be
-/// captured in a CUDA graph. Lengths, block table and selection are read on the GPU when the work runs; what lies
-/// outside the plan's bounds, the cache or a request is ignored as the contract says: whatever they hold, nothing
-/// outside the views is read or written. q may have more rows than the requests have tokens; the rows of `out` beyond
-/// those then hold anything.
+/// Queues the writing of a plan's tables, which its kernels read, to memory of the caller on the plan's GPU. They
+/// travel as arguments of kernels: nothing on the host is read after the call, so that the plan may be dropped, remade
+/// or uploaded elsewhere at once; nothing is allocated or waited for. Captured in a CUDA graph, the tables are part of
+/// the graph. `attend` needs them, on this stream or on one that waits for it, as long as its work may run.
+/// @param tables  of at least plan.table_bytes(), at an address divisible by 16; what lies behind them stays as it is
+/// @throws Error for a plan of the processor, too little memory, or where CUDA reports an error
+HEADRACE_EXPORT void upload(Plan& plan, std::span<std::byte> tables, Stream stream);
+
+/// `attend` for a plan made with Limits.device.cuda, whose tables were uploaded. Every view is on that GPU's memory, in
+/// bfloat16. Queues work on `stream` and returns: allocates nothing, waits for nothing, and can be captured in a CUDA
+/// graph, which then needs the memory of tables, workspace and views, but not the plan. Lengths, block table and
+/// selection are read on the GPU when the work runs; what lies outside the plan's bounds, the cache or a request is
+/// ignored as the contract says: whatever they hold, nothing outside the views is read or written. q may have more rows
+/// than the requests have tokens; the rows of `out` beyond those then hold anything.
 /// @param workspace  of at least plan.workspace_bytes(), on the GPU, aligned to 256 bytes; one serves every layer of a
-///                   stream
-/// @throws Error when a view's shape, dtype or stride does not suit the plan, or CUDA reports an error
+///                   stream, and calls that may run at once take one each
+/// @throws Error when the plan's tables were not uploaded, a view's shape, dtype or stride does not suit the plan, or
+/// CUDA reports an error
 HEADRACE_EXPORT void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
                             std::span<std::byte> workspace, Stream stream);
 

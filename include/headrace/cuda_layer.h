@@ -32,8 +32,8 @@ struct CudaProjected {
 };
 
 /// One sparse-MLA attention layer on a GPU, hidden -> hidden, in the stages of Layer and with their results, in
-/// bfloat16. Every view is on the GPU's memory, but the structures that hold views are on the host; the GPU is current
-/// when a call is made. Calls queue work on a stream and return.
+/// bfloat16. Every view is on the GPU's memory, but the structures that hold views are on the host. Calls queue work on
+/// a stream and return.
 ///
 /// The layer keeps the weights on the GPU, and the memory of its intermediate results, which grows with the largest
 /// step: a step larger than all before it allocates, and waits for the stream to do so. One layer serves one stream at

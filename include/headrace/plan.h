@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -60,6 +61,8 @@ struct Device {
   std::shared_ptr<CudaDevice> cuda = nullptr;  ///< the GPU, whose paths compute in bfloat16; null: the processor
 };
 
+struct Stream;  // headrace/cuda.h
+
 namespace attention {
 struct DevicePasses;
 }
@@ -86,25 +89,40 @@ struct Segment {
   Path path = Path::topk_mqa;
 };
 
-/// What a path would take for the whole request, or the reasons why it cannot run.
-struct Alternative {
-  Path path = Path::topk_mqa;
-  double predicted_ms = 0.0;  ///< meaningless when `unmet` is not empty
-  std::vector<std::string> unmet;
+/// The segments of one request, in order of position: at most two, and none where it has no query tokens.
+class Segments {
+ public:
+  [[nodiscard]] const Segment* begin() const noexcept { return of_.data(); }
+  [[nodiscard]] const Segment* end() const noexcept { return of_.data() + size_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] const Segment& operator[](std::size_t i) const noexcept { return of_[i]; }
+  [[nodiscard]] const Segment& back() const noexcept { return of_[size_ - 1]; }
+  /// A third one has no room.
+  void push_back(const Segment& segment) noexcept { of_[size_++] = segment; }
+
+ private:
+  std::array<Segment, 2> of_{};
+  std::size_t size_ = 0;
 };
 
-/// What the plan says about one request.
+/// What the plan says about one request. Plan::reason and Plan::alternatives say why.
 struct RequestPlan {
   std::int64_t request = 0;
   std::int64_t query_len = 0;
   std::int64_t context_len = 0;
   Path path = Path::topk_mqa;  ///< of the last row; `segments` has the whole story
   double predicted_ms = 0.0;
-  std::string reason;
   bool skip_scoring = false;       ///< no row reads the selection: the caller may leave scoring out for this request
   std::int64_t scoring_begin = 0;  ///< rows at positions below it do not read the selection
-  std::vector<Segment> segments;   ///< in order of position
-  std::vector<Alternative> alternatives;  ///< every other path
+  Segments segments;
+};
+
+/// A path that was not taken: its predicted time for the whole request, or the reasons it cannot run.
+struct Alternative {
+  Path path = Path::topk_mqa;
+  double predicted_ms = 0.0;  ///< meaningless when `unmet` is not empty
+  std::vector<std::string> unmet;
 };
 
 /// How a path's work is cut to fit the workspace.
@@ -114,7 +132,7 @@ struct Blocking {
 };
 
 /// Which rows take which path, in which order, and the workspace that needs. One plan serves all layers of a step that
-/// have the same Attention; only `refresh` changes it.
+/// have the same Attention; only `remake` and `refresh` change it.
 class HEADRACE_EXPORT Plan {
  public:
   [[nodiscard]] const Attention& attention() const noexcept { return attention_; }
@@ -131,11 +149,30 @@ class HEADRACE_EXPORT Plan {
   [[nodiscard]] std::int64_t kept_bytes(Path path) const noexcept {
     return kept_bytes_[static_cast<std::size_t>(path)];
   }
-  /// What a GPU does for the plan, in its memory; null for a plan of the processor. For the library's own use.
+  /// Bytes of a GPU's memory that the plan's tables take (headrace::upload); 0 for a plan of the processor.
+  [[nodiscard]] std::int64_t table_bytes() const noexcept { return table_bytes_; }
+  /// Whether they were uploaded since the plan was made or remade. A refresh leaves them as they are. A copy of a plan
+  /// has those that the plan had, in the same memory.
+  [[nodiscard]] bool has_tables() const noexcept { return uploaded_; }
+  /// What a GPU does for the plan, null for a plan of the processor, and where its tables are. For the library's own
+  /// use.
   [[nodiscard]] const attention::DevicePasses* device_passes() const noexcept { return device_passes_.get(); }
+  [[nodiscard]] const std::byte* tables() const noexcept { return tables_; }
   [[nodiscard]] const Device& device() const noexcept { return limits_.device; }
+  /// Why a request takes its path, as text. Texts are made when they are asked for, from the same predictions.
+  /// @throws Error unless there is such a request
+  [[nodiscard]] std::string reason(std::int64_t request) const;
+  /// Every other path for a request. @throws Error unless there is such a request
+  [[nodiscard]] std::vector<Alternative> alternatives(std::int64_t request) const;
   /// The whole decision as text, one block a request.
   [[nodiscard]] std::string explain() const;
+
+  /// Makes the plan anew for another batch, in the memory that it has: afterwards it is what headrace::plan would make
+  /// of that batch with the attention, limits and hints it was made with. What those say was checked then. So a caller
+  /// that plans every step allocates no memory, once the plan has been made for a batch of as many requests and as much
+  /// work. For a GPU it calls nothing of CUDA, so that it never waits, and the tables have to be uploaded anew.
+  /// @throws Error as headrace::plan does; the plan is unchanged then
+  void remake(const Batch& batch);
 
   /// Makes this the plan of a later batch, with as many requests, none longer than the plan was made for. Which rows
   /// take which path, the blocking and the workspace stay. requests(), with the rows that read the selection and the
@@ -148,20 +185,31 @@ class HEADRACE_EXPORT Plan {
 
  private:
   friend class Router;
+  friend Plan plan(const Attention& attention, const Batch& batch, const Limits& limits, const Hints& hints);
+  friend void upload(Plan& plan, std::span<std::byte> tables, Stream stream);
   Attention attention_;
   Limits limits_;
-  Hints hints_;
+  std::optional<Path> force_;
+  Profile profile_;
+  std::array<bool, 3> serves_{};       ///< whether each path serves the attention at all
   std::vector<RequestPlan> made_for_;  ///< the requests as the plan was made for them: the bounds of every refresh
   std::vector<RequestPlan> requests_;  ///< the requests of the latest batch
+  std::vector<RequestPlan> next_;      ///< those of a batch that may yet be refused
   Blocking blocking_[3];
-  std::shared_ptr<const attention::DevicePasses> device_passes_;
+  std::shared_ptr<attention::DevicePasses> device_passes_;
+  std::byte* tables_ = nullptr;
+  std::int64_t table_bytes_ = 0;
   std::int64_t workspace_bytes_ = 0;
+  std::int64_t product_bytes_ = 0;  ///< of it, at its end, for a GPU's matrix products
   std::array<std::int64_t, 3> kept_bytes_{};
   int threads_ = 1;
+  bool made_exact_ = false;
   bool exact_ = false;
+  bool uploaded_ = false;
 };
 
-/// Chooses for every request the exact path of least predicted time.
+/// Chooses for every request the exact path of least predicted time. The first plan of a geometry on a GPU warms the
+/// device up, where CudaDevice::warm_up has not.
 /// @throws Error for malformed lengths, a forced path that cannot run (with its reasons), or a workspace limit below
 ///         the minimum (which the error states)
 [[nodiscard]] HEADRACE_EXPORT Plan plan(const Attention& attention, const Batch& batch, const Limits& limits = {},
@@ -173,6 +221,11 @@ class HEADRACE_EXPORT Plan {
 /// tokens states it.
 /// @throws Error when a limit is not stated, or limits.workspace_bytes is below what some path needs at least
 [[nodiscard]] HEADRACE_EXPORT std::int64_t workspace_bound(const Attention& attention, const Limits& limits);
+
+/// The same of Plan::table_bytes: bytes of a GPU's memory that are enough for the tables of every such plan. 0 for the
+/// processor.
+/// @throws Error as workspace_bound does
+[[nodiscard]] HEADRACE_EXPORT std::int64_t table_bound(const Attention& attention, const Limits& limits);
 
 /// The reasons why a path cannot serve rows at positions [begin, end) of a request on a device; empty when it can.
 /// `exact` as in Batch.

@@ -6,7 +6,7 @@ import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 
-ABI = 4
+ABI = 5
 
 
 class Error(Exception):
@@ -69,7 +69,6 @@ class HrRequestPlan(ctypes.Structure):
         ("query_len", c_int64),
         ("context_len", c_int64),
         ("path", c_char_p),
-        ("reason", c_char_p),
         ("predicted_ms", c_double),
         ("skip_scoring", c_int32),
         ("scoring_begin", c_int64),
@@ -115,15 +114,20 @@ _FUNCTIONS = {
     "hr_device_warm_up": (FAILURE, [c_void_p, POINTER(HrAttention)]),
     "hr_device_free": (None, [c_void_p]),
     "hr_workspace_bound": (FAILURE, [POINTER(HrAttention), POINTER(HrLimits), POINTER(c_int64)]),
+    "hr_table_bound": (FAILURE, [POINTER(HrAttention), POINTER(HrLimits), POINTER(c_int64)]),
     "hr_plan_create": (
         FAILURE,
         [POINTER(HrAttention), POINTER(HrBatch), POINTER(HrLimits), c_char_p, POINTER(c_void_p)],
     ),
+    "hr_plan_remake": (FAILURE, [c_void_p, POINTER(HrBatch)]),
     "hr_plan_refresh": (FAILURE, [c_void_p, POINTER(HrBatch)]),
+    "hr_plan_upload": (FAILURE, [c_void_p, POINTER(HrTensor), c_int64]),
+    "hr_plan_table_bytes": (c_int64, [c_void_p]),
     "hr_plan_workspace_bytes": (c_int64, [c_void_p]),
     "hr_plan_kept_bytes": (FAILURE, [c_void_p, c_char_p, POINTER(c_int64)]),
     "hr_plan_requests": (c_int64, [c_void_p]),
     "hr_plan_request": (FAILURE, [c_void_p, c_int64, POINTER(HrRequestPlan)]),
+    "hr_plan_reason": (FAILURE, [c_void_p, c_int64, POINTER(c_char_p)]),
     "hr_plan_explain": (FAILURE, [c_void_p, POINTER(c_char_p)]),
     "hr_plan_free": (None, [c_void_p]),
     "hr_attend": (FAILURE, [c_void_p, POINTER(HrCall)]),

@@ -62,7 +62,7 @@ class Attention:
 
 
 class Device:
-    """A GPU, and what the library keeps for it. Calls that share one must not run on two streams at once."""
+    """A GPU, and what the library keeps for it, which threads and streams share freely."""
 
     def __init__(self, ordinal=0):
         handle = ctypes.c_void_p()
@@ -92,12 +92,11 @@ def device_count():
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a plan says about one request."""
+    """What a plan says about one request; `Plan.reason` says why."""
 
     query_len: int
     context_len: int
     path: str  #: of the last row
-    reason: str
     predicted_ms: float
     skip_scoring: bool  #: no row reads the selection
     scoring_begin: int  #: rows at positions below it do not read the selection
@@ -141,11 +140,30 @@ class Plan:
     def __init__(self, handle, device):
         self.handle = handle
         self.device = device  #: None: the processor
+        self._tables = None
         weakref.finalize(self, library.hr_plan_free, handle)
 
     @property
     def workspace_bytes(self):
         return library.hr_plan_workspace_bytes(self.handle)
+
+    @property
+    def table_bytes(self):
+        """Bytes that `upload` needs; 0 on the processor."""
+        return library.hr_plan_table_bytes(self.handle)
+
+    def upload(self, tables, *, stream=None):
+        """Queues the writing of the plan's tables, without which `attend` on a GPU refuses it. Once after the plan was
+        made or remade; nothing waits.
+
+        tables  [at least table_bytes] uint8 on the GPU, at an address divisible by 16; the plan keeps it until it is
+                uploaded elsewhere
+        stream  torch's current one by default; `attend` is queued behind it
+        """
+        borrow = Borrowed()
+        lent = borrow.each(tables=tables)["tables"]
+        library.hr_plan_upload(self.handle, lent, stream_handle(stream, self.device) if self.device else 0)
+        self._tables = tables
 
     def kept_bytes(self, path):
         """Bytes of the workspace in which what a path makes of a selection outlasts a call, for another layer with the
@@ -166,7 +184,6 @@ class Plan:
                     found.query_len,
                     found.context_len,
                     found.path.decode(),
-                    found.reason.decode(),
                     found.predicted_ms,
                     bool(found.skip_scoring),
                     found.scoring_begin,
@@ -174,11 +191,22 @@ class Plan:
             )
         return result
 
+    def reason(self, request):
+        """Why a request takes its path, as text, which is made when it is asked for."""
+        text = ctypes.c_char_p()
+        library.hr_plan_reason(self.handle, _integer("request", request), text)
+        return text.value.decode()
+
     def explain(self):
         """The whole decision as text."""
         text = ctypes.c_char_p()
         library.hr_plan_explain(self.handle, text)
         return text.value.decode()
+
+    def remake(self, query_len, seq_len, *, exact=False):
+        """Makes it anew for another batch, in the memory that it has: what `plan` would make of that batch, without
+        what `plan` takes the first time. On an error it stays as it was. On a GPU its tables are then uploaded anew."""
+        library.hr_plan_remake(self.handle, to_c_batch(query_len, seq_len, exact))
 
     def refresh(self, query_len, seq_len, *, exact=False):
         """Makes it the plan of a later batch: as many requests, none longer than when it was made."""
@@ -197,6 +225,8 @@ def plan(
     max_seq_len=0,
     max_requests=0,
     force=None,
+    tables=None,
+    stream=None,
     **attention,
 ):
     """Chooses for every request the exact path of least predicted time.
@@ -205,6 +235,7 @@ def plan(
     device              a `Device`; None: the processor, with `threads` threads, at most 1024 (0: all)
     workspace_limit     bytes that the plan stays within
     force               "dense_mha", "masked_mha" or "topk_mqa" for every row
+    tables, stream      on a GPU: `Plan.upload` at once, to this memory (`table_bound` bytes do for any batch)
     attention           the keywords of `Attention`
     """
     handle = ctypes.c_void_p()
@@ -222,7 +253,16 @@ def plan(
         None if force is None else _expect("force", force, str, "a path's name, or None").encode(),
         handle,
     )
-    return Plan(handle.value, device)
+    made = Plan(handle.value, device)
+    if tables is not None:
+        made.upload(tables, stream=stream)
+    return made
+
+
+def _bound(function, attention, device, threads, workspace_limit, **most):
+    bound = ctypes.c_int64()
+    function(Attention(**attention).to_c(), _to_c_limits(device, threads, workspace_limit, **most), bound)
+    return bound.value
 
 
 def workspace_bound(
@@ -230,12 +270,14 @@ def workspace_bound(
 ):
     """Bytes of workspace enough for the plan of every batch of at most `max_tokens` query tokens, `max_seq_len` keys a
     request, and `max_requests` requests (0: as many as tokens), those without query tokens included."""
-    limits = _to_c_limits(
-        device, threads, workspace_limit, max_tokens=max_tokens, max_seq_len=max_seq_len, max_requests=max_requests
-    )
-    bound = ctypes.c_int64()
-    library.hr_workspace_bound(Attention(**attention).to_c(), limits, bound)
-    return bound.value
+    most = {"max_tokens": max_tokens, "max_seq_len": max_seq_len, "max_requests": max_requests}
+    return _bound(library.hr_workspace_bound, attention, device, threads, workspace_limit, **most)
+
+
+def table_bound(*, max_tokens, max_seq_len, max_requests=0, device=None, threads=0, workspace_limit=None, **attention):
+    """The same of `Plan.table_bytes`; 0 on the processor."""
+    most = {"max_tokens": max_tokens, "max_seq_len": max_seq_len, "max_requests": max_requests}
+    return _bound(library.hr_table_bound, attention, device, threads, workspace_limit, **most)
 
 
 def stream_handle(stream, device, tensor=None):

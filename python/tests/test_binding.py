@@ -453,8 +453,12 @@ class Plans(Binding):
         self.assertEqual((second.query_len, second.context_len, second.skip_scoring), (20, 5, False))
         self.assertEqual(second.scoring_begin, 4 * (8 // 4) + 4 - 1)
         self.assertIn(first.path, PATHS)
-        self.assertIn("kpool(8, 4, tail) covers every row", first.reason)
-        self.assertIn(first.reason, plan.explain())
+        self.assertIn("kpool(8, 4, tail) covers every row", plan.reason(0))
+        for request in (0, 1):
+            self.assertIn(plan.reason(request), plan.explain())
+        with self.assertRaises(headrace.Error) as raised:
+            plan.reason(2)
+        self.assertEqual(raised.exception.argument, "request")
 
     def test_limits_and_bounds(self):
         attention = {**Case(self.rng, [(1, 0)], rope=4, rule="none").attention, "kv_lora_rank": 512}
@@ -474,6 +478,18 @@ class Plans(Binding):
         cut = headrace.plan([500], [3000], threads=1, workspace_limit=limit, force="dense_mha", **attention)
         self.assertLessEqual(cut.workspace_bytes, limit)
 
+    def test_the_processor_has_no_tables(self):
+        case = Case(self.rng, [(4, 0)], rope=4, rule="none")
+        plan = case.plan()
+        self.assertEqual(plan.table_bytes, 0)
+        self.assertEqual(headrace.table_bound(max_tokens=9, max_seq_len=9, threads=1, **case.attention), 0)
+        with self.assertRaises(headrace.Error) as raised:
+            plan.upload(np.zeros(16, np.uint8))
+        self.assertEqual(raised.exception.argument, "plan")
+        with self.assertRaises(headrace.Error) as raised:
+            headrace.table_bound(max_tokens=0, max_seq_len=9, threads=1, **case.attention)
+        self.assertEqual(raised.exception.argument, "limits")
+
     def test_exact_lengths_and_bounds(self):
         case = Case(self.rng, SHAPES, rope=4, rule="opaque")
         shorter = np.array(case.seq_len, np.int32) - [0, 1, 2, 0]
@@ -483,6 +499,21 @@ class Plans(Binding):
         self.assertEqual(raised.exception.argument, "seq_len[1]")
         bounds = headrace.plan(case.query_len, case.seq_len, threads=1, **case.attention)
         headrace.attend(bounds, **{**case.arguments(bounds), "seq_len": shorter.astype(np.int32)})
+
+    def test_remake(self):
+        case = Case(self.rng, SHAPES, rope=4, rule="opaque")
+        plan = headrace.plan([1], [1], threads=1, **case.attention)
+        for _ in range(2):
+            plan.remake([700, 2], [900, 50])
+            plan.remake(case.query_len, case.seq_len, exact=True)
+            self.assertEqual(plan.explain(), case.plan().explain())
+        before = plan.explain()
+        with self.assertRaises(headrace.Error):
+            plan.remake([3], [2])
+        self.assertEqual(plan.explain(), before)
+        arguments = case.arguments(plan)
+        headrace.attend(plan, **arguments)
+        np.testing.assert_allclose(arguments["out"], oracle(case)[0], rtol=0, atol=2e-4)
 
     def test_refresh(self):
         case = Case(self.rng, SHAPES, rope=4, rule="opaque")

@@ -1,160 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <array>
 #include <string>
-#include <vector>
 
-#include "attention/arena.h"
-#include "attention/mha/sm90.h"
-#include "attention/paths/cuda_path.h"
-#include "attention/paths/mha_sm90.h"
-#include "attention/paths/mqa_sm90.h"
-#include "attention/segments.h"
+#include "attention/device_passes.h"
 #include "core/layout_text.h"
+#include "device/cuda/current.h"
 #include "device/cuda/device.h"
-#include "device/cuda/memory.h"
 #include "headrace/cuda.h"
 #include "headrace/error.h"
 
 namespace headrace {
-namespace attention {
-
-/// The passes of every path and their tables on the GPU.
-struct DevicePasses {
-  template <class Tables>
-  struct OfPath {
-    Extents extents;
-    Tables tables;
-  };
-  std::array<OfPath<MhaTables>, 2> mha;  ///< dense_mha, masked_mha
-  OfPath<MqaTables> mqa;
-  device::cuda::DeviceBuffer memory;
-};
-
-namespace {
-
-const MhaSm90& mha_path(bool masked) {
-  static const MhaSm90 dense(false);
-  static const MhaSm90 with_masks(true);
-  return masked ? with_masks : dense;
-}
-
-const MqaSm90& mqa_path() {
-  static const MqaSm90 mqa;
-  return mqa;
-}
-
-/// The plan's rows on a path.
-std::vector<RowsOnPath> rows_on(const Plan& plan, Path path) {
-  std::vector<RowsOnPath> rows;
-  for (const RequestPlan& request : plan.requests()) {
-    for (std::size_t s = 0; s < request.segments.size(); ++s) {
-      const Segment& segment = request.segments[s];
-      if (segment.path != path) {
-        continue;
-      }
-      // Shorter lengths, of this call or after a refresh, move rows towards the start and any of them into this
-      // segment; the first one also takes those below it.
-      RowsOnPath some{.request = request.request, .begin = s == 0 ? 0 : segment.begin, .end = segment.end};
-      some.row_count = most_rows(request, s);
-      some.first_position = s == 0 ? std::min(segment.begin, segment.end - some.row_count) : segment.begin;
-      some.causal = plan.attention().space == SelectionSpace::request_position;
-      some.keys = most_keys(plan.attention(), plan.device(), segment.end, request.context_len + request.query_len);
-      rows.push_back(some);
-    }
-  }
-  return rows;
-}
-
-/// Arrays one after the other in one buffer.
-class TableBytes {
- public:
-  /// Where the array begins.
-  template <class T>
-  std::int64_t add(const std::vector<T>& values) {
-    bytes_.resize((bytes_.size() + 15) / 16 * 16);
-    const auto at = static_cast<std::int64_t>(bytes_.size());
-    const auto raw = std::as_bytes(std::span(values));
-    bytes_.insert(bytes_.end(), raw.begin(), raw.end());
-    return at;
-  }
-  [[nodiscard]] device::cuda::DeviceBuffer upload() const {
-    device::cuda::DeviceBuffer buffer(static_cast<std::int64_t>(std::max<std::size_t>(bytes_.size(), 1)));
-    buffer.upload(bytes_);
-    return buffer;
-  }
-
- private:
-  std::vector<std::byte> bytes_;
-};
-
-/// Hands the arrays of all paths to `table`, in one order: first to lay them out, then to say where they are.
-template <class Table>
-void for_each_table(DevicePasses& passes, const Table& table) {
-  for (auto& [extents, of] : passes.mha) {
-    table(of.passes.runs, of.runs);
-    table(of.passes.spans, of.spans);
-    table(of.passes.tiles, of.tiles);
-  }
-  MqaTables& mqa = passes.mqa.tables;
-  table(mqa.passes.rows, mqa.rows);
-  table(mqa.passes.tiles, mqa.tiles);
-  table(mqa.passes.runs, mqa.runs);
-  table(mqa.passes.first_rows, mqa.first_rows);
-}
-
-void upload_tables(DevicePasses& passes) {
-  TableBytes bytes;
-  std::vector<std::int64_t> begins;
-  for_each_table(passes, [&](const auto& values, auto& /*to*/) { begins.push_back(bytes.add(values)); });
-  passes.memory = bytes.upload();
-  auto begin = begins.begin();
-  for_each_table(passes, [&]<class T>(const std::vector<T>& /*values*/, const T*& to) {
-    to = reinterpret_cast<const T*>(passes.memory.data() + *begin++);
-  });
-}
-
-}  // namespace
-
-const PathAlgorithm& cuda_path(Path path) {
-  if (path == Path::topk_mqa) {
-    return mqa_path();
-  }
-  return mha_path(path == Path::masked_mha);
-}
-
-std::shared_ptr<const DevicePasses> make_device_passes(const Plan& plan) {
-  CudaDevice::State& device = plan.device().cuda->state();
-  device::cuda::make_current(device.ordinal);
-  static_cast<void>(device.projections(plan.attention().geometry));
-
-  auto passes = std::make_shared<DevicePasses>();
-  for (const bool masked : {false, true}) {
-    auto& [extents, tables] = passes->mha[masked ? 1 : 0];
-    const Path path = masked ? Path::masked_mha : Path::dense_mha;
-    const std::vector<RowsOnPath> rows = rows_on(plan, path);
-    extents = extents_on(path, plan.attention(), plan.device(), plan.requests(), plan.threads());
-    tables.passes = mha_path(masked).plan_passes(plan, rows);
-    if (!rows.empty()) {
-      mha::sm90::load(plan.attention().geometry);
-    }
-  }
-  auto& [extents, tables] = passes->mqa;
-  const std::vector<RowsOnPath> rows = rows_on(plan, Path::topk_mqa);
-  extents = extents_on(Path::topk_mqa, plan.attention(), plan.device(), plan.requests(), plan.threads());
-  tables.passes = mqa_path().plan_passes(plan, rows);
-  for (const RequestPlan& request : plan.requests()) {
-    tables.tokens += request.query_len;
-  }
-  if (!rows.empty()) {
-    MqaSm90::load();
-  }
-  upload_tables(*passes);
-  return passes;
-}
-
-}  // namespace attention
-
 namespace {
 
 /// What the host can check: shapes, dtypes and strides. The rest is on the GPU, where the kernels check it.
@@ -212,9 +66,14 @@ void validate(const Plan& plan, const Weights& weights, const Inputs& inputs, co
   }
 }
 
-/// A path's workspace: what each path keeps lies in front, in their order, and what they take in turns behind it.
-attention::PathArenas arenas_of(const Plan& plan, Path path, std::span<std::byte> workspace) {
+/// A path's workspace: what each path keeps lies in front, in their order, behind it what they take in turns, and at
+/// the end what products take.
+attention::PathArenas arenas_of(const Plan& plan, Path path, std::span<std::byte> workspace,
+                                std::int64_t product_bytes) {
+  const auto for_paths = static_cast<std::size_t>(plan.workspace_bytes() - product_bytes);
   attention::PathArenas arenas;
+  arenas.products = workspace.subspan(for_paths, static_cast<std::size_t>(product_bytes));
+  workspace = workspace.first(for_paths);
   for (const Path other : kPaths) {
     const auto kept = static_cast<std::size_t>(plan.kept_bytes(other));
     if (other == path && kept > 0) {
@@ -233,6 +92,9 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   if (plan.device_passes() == nullptr) {
     throw Error("plan", "a plan for a GPU (Limits.device.cuda)", "one for the processor");
   }
+  if (!plan.has_tables()) {
+    throw Error("plan", "one whose tables were uploaded since it was made (headrace::upload)", "one without tables");
+  }
   validate(plan, weights, inputs, outputs);
   if (static_cast<std::int64_t>(workspace.size()) < plan.workspace_bytes()) {
     throw Error("workspace", "at least " + std::to_string(plan.workspace_bytes()) + " bytes",
@@ -245,6 +107,9 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   if (inputs.q.dim(0) == 0) {
     return;
   }
+  CudaDevice::State& device = plan.device().cuda->state();
+  const device::cuda::CurrentDevice current(device.ordinal);
+  const std::int64_t product_bytes = device.projections(plan.attention().geometry).workspace_bytes();
   const attention::Call call{plan, weights, inputs, outputs};
   const attention::DevicePasses& passes = *plan.device_passes();
   const bool has_mqa = !passes.mqa.tables.passes.stages.empty();
@@ -255,12 +120,12 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
     const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
     if (!tables.passes.passes.empty()) {
       const Path path = masked ? Path::masked_mha : Path::dense_mha;
-      attention::mha_path(masked).run(call, extents, tables, arenas_of(plan, path, workspace), stream);
+      attention::mha_path(masked).run(call, extents, tables, arenas_of(plan, path, workspace, product_bytes), stream);
     }
   }
   const auto& [extents, tables] = passes.mqa;
   if (has_mqa) {
-    attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace), stream);
+    attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace, product_bytes), stream);
   }
 }
 

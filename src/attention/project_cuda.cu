@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <string>
 
 #include "attention/project_cuda.h"
@@ -65,8 +66,13 @@ void Projections::warm_up(Stream stream) const {
   values_float32_.warm_up(stream);
 }
 
+std::int64_t Projections::workspace_bytes() const noexcept {
+  return std::max({up_.workspace_bytes(), absorb_.workspace_bytes(), values_bfloat16_.workspace_bytes(),
+                   values_float32_.workspace_bytes()});
+}
+
 void Projections::up_project(View<const bfloat16> latent, View<const bfloat16> kv_b_proj, View<bfloat16> up,
-                             Stream stream) const {
+                             std::span<std::byte> workspace, Stream stream) const {
   const std::int64_t rank = geometry_.kv_lora_rank;
   const std::int64_t rows = geometry_.num_heads * head_rows(geometry_);
   latent.expect("latent", {-1, rank});
@@ -77,22 +83,22 @@ void Projections::up_project(View<const bfloat16> latent, View<const bfloat16> k
   }
   up_.run(View<const bfloat16>(latent.data(), 3, {latent.dim(0), 1, rank}, {latent.stride(0), 0, latent.stride(1)}),
           View<const bfloat16>(kv_b_proj.data(), 3, {1, rows, rank}, {0, kv_b_proj.stride(0), kv_b_proj.stride(1)}),
-          View<bfloat16>(up.data(), 3, {up.dim(0), 1, rows}, {up.stride(0), 0, up.stride(2)}), stream);
+          View<bfloat16>(up.data(), 3, {up.dim(0), 1, rows}, {up.stride(0), 0, up.stride(2)}), workspace, stream);
 }
 
 void Projections::absorb_query(View<const bfloat16> q, View<const bfloat16> kv_b_proj, View<bfloat16> query,
-                               Stream stream) const {
+                               std::span<std::byte> workspace, Stream stream) const {
   const Geometry& g = geometry_;
   absorb_.run(first_columns("q", q, g.num_heads, g.qk_nope_head_dim), head_weights(g, kv_b_proj, 0, g.qk_nope_head_dim),
-              first_columns("query", query, g.num_heads, g.kv_lora_rank), stream);
+              first_columns("query", query, g.num_heads, g.kv_lora_rank), workspace, stream);
 }
 
 void Projections::project_values(View<const bfloat16> attended, View<const bfloat16> kv_b_proj, AnyView out,
-                                 Stream stream) const {
+                                 std::span<std::byte> workspace, Stream stream) const {
   const Geometry& g = geometry_;
   const device::cuda::Product& product = out.dtype() == DType::float32 ? values_float32_ : values_bfloat16_;
   product.run(first_columns("attended", attended, g.num_heads, g.kv_lora_rank),
-              head_weights(g, kv_b_proj, g.qk_nope_head_dim, head_rows(g)), out, stream);
+              head_weights(g, kv_b_proj, g.qk_nope_head_dim, head_rows(g)), out, workspace, stream);
 }
 
 }  // namespace headrace::attention::cuda

@@ -167,6 +167,7 @@ struct GatherParams {
   std::int64_t rope_stride;
   int latent_dim;
   int rope_dim;
+  std::int32_t* counter;
 };
 
 /// Where a row of the output comes from.
@@ -247,6 +248,9 @@ __device__ void gather_part(const GatherParams& p, const Source (&sources)[kRows
 
 template <CacheFormat kFormat, bool kVector>
 __global__ void __launch_bounds__(kWarps* kWarp) gather_kernel(const GatherParams p) {
+  if (p.counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    *p.counter = 0;
+  }
   const std::int64_t warp = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   const std::int64_t first_row = warp * kRowsAWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -370,7 +374,8 @@ void append(const Geometry& geometry, CacheFormat format, const MutableCacheView
 }
 
 void gather(const Geometry& geometry, CacheFormat format, const CacheView& cache, const Requests& requests,
-            View<const KeyRun> runs, View<bfloat16> latent, View<bfloat16> rope_key, Stream stream) {
+            View<const KeyRun> runs, View<bfloat16> latent, View<bfloat16> rope_key, Stream stream,
+            std::int32_t* counter) {
   geometry.validate();
   validate_cache(cache, format, geometry);
   requests.seq_len.expect("seq_len", {-1});
@@ -406,6 +411,7 @@ void gather(const Geometry& geometry, CacheFormat format, const CacheView& cache
       .rope_stride = has_rope ? rope_key.stride(0) : 0,
       .latent_dim = static_cast<int>(geometry.kv_lora_rank),
       .rope_dim = static_cast<int>(geometry.qk_rope_head_dim),
+      .counter = counter,
   };
   with_format(format, [&]<CacheFormat kFormat>() {
     const bool vector = suits_vectors<kFormat>(cache, geometry) &&
@@ -415,6 +421,20 @@ void gather(const Geometry& geometry, CacheFormat format, const CacheView& cache
     const std::int64_t warps = (params.rows + kRowsAWarp - 1) / kRowsAWarp;
     device::cuda::launch("cache gather", kernel, blocks_of(warps), kWarps * kWarp, 0, stream, params);
   });
+}
+
+void load() {
+  for (const CacheFormat format :
+       {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
+    with_format(format, []<CacheFormat kFormat>() {
+      device::cuda::load(append_kernel<kFormat, float, true>);
+      device::cuda::load(append_kernel<kFormat, float, false>);
+      device::cuda::load(append_kernel<kFormat, __nv_bfloat16, true>);
+      device::cuda::load(append_kernel<kFormat, __nv_bfloat16, false>);
+      device::cuda::load(gather_kernel<kFormat, true>);
+      device::cuda::load(gather_kernel<kFormat, false>);
+    });
+  }
 }
 
 }  // namespace headrace::cache::cuda

@@ -35,7 +35,12 @@ struct KeyRun {
 /// @param runs      in ascending order of `row`, without overlap
 /// @param latent    [rows, R] with contiguous rows; as many rows as the runs reach over
 /// @param rope_key  [rows, rope] likewise; ignored when the rope dim is 0
+/// @param counter   set to 0 for a later kernel, or null; where there are no keys it stays as it is
 void gather(const Geometry& geometry, CacheFormat format, const CacheView& cache, const Requests& requests,
-            View<const KeyRun> runs, View<bfloat16> latent, View<bfloat16> rope_key, Stream stream);
+            View<const KeyRun> runs, View<bfloat16> latent, View<bfloat16> rope_key, Stream stream,
+            std::int32_t* counter = nullptr);
+
+/// Loads the kernels' code, which a first call that is captured must not do.
+void load();
 
 }  // namespace headrace::cache::cuda

@@ -37,6 +37,8 @@ void attend(const Plan& /*plan*/, const Weights& /*weights*/, const Inputs& /*in
   refuse();
 }
 
+void upload(Plan& /*plan*/, std::span<std::byte> /*tables*/, Stream /*stream*/) { refuse(); }
+
 struct CudaLayer::State {
   ModelConfig config;
   std::shared_ptr<CudaDevice> device;
@@ -86,7 +88,12 @@ struct DevicePasses {};
 
 const PathAlgorithm& cuda_path(Path /*path*/) { refuse(); }
 
-std::shared_ptr<const DevicePasses> make_device_passes(const Plan& /*plan*/) { refuse(); }
+std::int64_t prepare_device(CudaDevice& /*device*/, const Geometry& /*geometry*/) { refuse(); }
+
+std::int64_t plan_device_passes(const Plan& /*plan*/, const PathExtents& /*extents*/,
+                                std::shared_ptr<DevicePasses>& /*passes*/) {
+  refuse();
+}
 
 }  // namespace attention
 }  // namespace headrace

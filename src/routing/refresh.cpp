@@ -4,11 +4,10 @@
 
 #include <cstddef>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "attention/segments.h"
 #include "headrace/error.h"
+#include "routing/batch.h"
 #include "routing/router.h"
 
 namespace headrace {
@@ -28,51 +27,44 @@ void expect_within(const RequestPlan& now, const RequestPlan& made_for) {
 
 }  // namespace
 
-RequestPlan Router::refresh(const RequestPlan& made_for) const {
-  RequestPlan plan = describe(made_for.request);
+RequestPlan Router::refresh(const RequestPlan& made_for, std::int64_t query_len, std::int64_t seq_len) const {
+  RequestPlan plan = describe(made_for.request, query_len, seq_len);
   expect_within(plan, made_for);
-  if (plan.query_len == 0) {
-    return route(made_for.request);
+  if (query_len == 0) {
+    return route(made_for.request, query_len, seq_len);
   }
-  plan.reason = made_for.reason;
-  if (plan.query_len != made_for.query_len || plan.context_len != made_for.context_len) {
-    plan.reason = fmt::format("as planned for {} + {}: {}", made_for.query_len, made_for.context_len, made_for.reason);
-  }
-  const std::int64_t end = plan.context_len + plan.query_len;
   for (std::size_t s = 0; s < made_for.segments.size(); ++s) {
-    const Segment segment = attention::clip_segment(made_for, s, plan.context_len, end);
+    const Segment segment = attention::clip_segment(made_for, s, plan.context_len, seq_len);
     if (segment.begin >= segment.end) {
       continue;
     }
-    const Option option = evaluate(segment.path, segment.begin, segment.end, end);
-    if (!option.unmet.empty()) {
+    const Option option = evaluate(segment.path, segment.begin, segment.end, seq_len);
+    if (!option.can_run) {
+      const std::string why =
+          fmt::format("{}", fmt::join(unmet(segment.path, segment.begin, segment.end, seq_len), "; "));
       throw Error(fmt::format("batch.seq_len_bound[{}]", plan.request),
                   fmt::format("lengths at which {} still serves the rows planned for it", name_of(segment.path)),
-                  fmt::format("{} + {}: {}", plan.query_len, plan.context_len, fmt::join(option.unmet, "; ")));
+                  fmt::format("{} + {}: {}", plan.query_len, plan.context_len, why));
     }
     plan.path = segment.path;
     plan.predicted_ms += option.predicted_ms;
     plan.segments.push_back(segment);
   }
-  list_alternatives(plan, evaluate_all(plan.context_len, end, end));
   return plan;
 }
 
-std::vector<RequestPlan> Router::refresh(std::span<const RequestPlan> made_for) const {
-  if (batch_.query_len.size() != made_for.size()) {
-    throw Error("batch.query_len", fmt::format("the {} requests that the plan was made for", made_for.size()),
-                std::to_string(batch_.query_len.size()));
-  }
-  std::vector<RequestPlan> requests;
-  requests.reserve(made_for.size());
-  for (const RequestPlan& request : made_for) {
-    requests.push_back(refresh(request));
-  }
-  return requests;
-}
-
 void Plan::refresh(const Batch& later) {
-  requests_ = Router(attention_, later, limits_, hints_).refresh(made_for_);
+  routing::validate_batch(later, limits_);
+  if (later.query_len.size() != made_for_.size()) {
+    throw Error("batch.query_len", fmt::format("the {} requests that the plan was made for", made_for_.size()),
+                std::to_string(later.query_len.size()));
+  }
+  const Router router(*this, std::ssize(made_for_), later.exact);
+  next_.clear();
+  for (std::size_t b = 0; b < made_for_.size(); ++b) {
+    next_.push_back(router.refresh(made_for_[b], later.query_len[b], later.seq_len_bound[b]));
+  }
+  requests_.swap(next_);
   exact_ = later.exact;
 }
 

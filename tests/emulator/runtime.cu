@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the library calls of CUDA's runtime, for one GPU whose memory is the host's. Everything queued on a stream
+// What the library calls of CUDA's runtime, for two GPUs whose memory is the host's. Everything queued on a stream
 // happens at once, unless it is captured; an asynchronous copy or a launch that reads what the host changes too early
 // is not noticed.
 
@@ -25,6 +25,8 @@ constexpr int kNan = 0xff;
 constexpr std::size_t kMostFilled = std::size_t{1} << 26;
 constexpr std::size_t kMemory = std::size_t{1} << 46;
 
+constexpr int kDevices = 2;
+
 constexpr std::size_t kSharedAlways = std::size_t{48} << 10;
 constexpr std::size_t kSharedAtMost = 232448;
 constexpr unsigned kMostThreads = 1024;
@@ -41,6 +43,7 @@ struct State {
   std::map<const void*, std::size_t> shared_limits;  // of kernels that asked for more
   int captures = 0;                                  // that go on
   cudaError_t last_error = cudaSuccess;
+  int device = 0;  // the current one of two, whose memory is one
 };
 
 State& state() {
@@ -125,10 +128,20 @@ extern "C" {
 // ---- the device -----------------------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = headrace::emulator::kDevices;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : remember(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= headrace::emulator::kDevices) {
+    return remember(cudaErrorInvalidDevice);
+  }
+  state().device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = state().device;
+  return cudaSuccess;
+}
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
@@ -242,6 +255,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t /*stream*/)
   for (const auto& work : *reinterpret_cast<Work*>(executable)) {
     work();
   }
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* /*nodes*/, std::size_t* count) {
+  *count = reinterpret_cast<Work*>(graph)->size();
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

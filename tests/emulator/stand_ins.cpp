@@ -9,6 +9,7 @@
 
 #include "attention/mha/sm90.h"
 #include "device/cuda/products.h"
+#include "headrace/error.h"
 #include "launch.h"
 
 namespace headrace::device::cuda {
@@ -28,6 +29,9 @@ Product::~Product() = default;
 Product::Product(Product&&) noexcept = default;
 
 void Product::warm_up(Stream /*stream*/) const {}
+
+/// As if sums were split: what lies there must be the product's alone.
+std::int64_t Product::workspace_bytes() const noexcept { return state_->shape.split_sums ? 1000 : 0; }
 
 namespace {
 
@@ -66,9 +70,16 @@ void multiply(const ProductShape& shape, View<const bfloat16> a, View<const bflo
 
 }  // namespace
 
-void Product::run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, Stream stream) const {
-  emulator::queue(static_cast<cudaStream_t>(stream.handle),
-                  [shape = state_->shape, a, b, c] { multiply(shape, a, b, c); });
+void Product::run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, std::span<std::byte> workspace,
+                  Stream stream) const {
+  const std::int64_t bytes = workspace_bytes();
+  if (static_cast<std::int64_t>(workspace.size()) < bytes) {
+    throw Error("product workspace", "at least " + std::to_string(bytes) + " bytes", std::to_string(workspace.size()));
+  }
+  emulator::queue(static_cast<cudaStream_t>(stream.handle), [shape = state_->shape, a, b, c, workspace, bytes] {
+    multiply(shape, a, b, c);
+    std::ranges::fill(workspace.first(static_cast<std::size_t>(bytes)), std::byte{0xff});
+  });
 }
 
 }  // namespace headrace::device::cuda
@@ -207,7 +218,17 @@ void attend(const Pass& pass) {
 void load(const Geometry& /*geometry*/) {}
 
 void launch(const Pass& pass, int /*multiprocessors*/, Stream stream) {
-  emulator::queue(static_cast<cudaStream_t>(stream.handle), [pass] { attend(pass); });
+  if (!pass.counter_is_clear) {
+    emulator::queue(static_cast<cudaStream_t>(stream.handle), [pass] { *pass.counter = 0; });
+  }
+  emulator::queue(static_cast<cudaStream_t>(stream.handle), [pass] {
+    // Blocks take their tiles from the counter, which is left behind full.
+    if (*pass.counter != 0) {
+      throw Error("counter", "0", std::to_string(*pass.counter));
+    }
+    attend(pass);
+    *pass.counter = static_cast<std::int32_t>(pass.num_tiles);
+  });
 }
 
 }  // namespace headrace::attention::mha::sm90

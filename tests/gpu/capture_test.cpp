@@ -57,7 +57,8 @@ TEST_P(Captured, ReplaysWithEverythingChanged) {
   const AttentionCase first(spec({{129, 70}, {64, 0}, {1, 0}, {64, 200}}, seed_));
   Batch bounds = first.batch();
   bounds.exact = false;
-  Plan made = plan_on_gpu(first, bounds, GetParam().force);
+  UploadedPlan uploaded(plan_on_gpu(first, bounds, GetParam().force));
+  Plan& made = uploaded.get();
   const CaseOnDevice on_device(first);
   OutputBuffer buffer = first.output_buffer();
   const OutputsOnDevice outputs(buffer.outputs());
@@ -82,7 +83,8 @@ TEST_P(Captured, ReplaysWithEverythingChanged) {
 TEST_P(Captured, AHundredCallsAllocateNothing) {
   // In a capture of this mode an allocation of device memory is an error.
   const AttentionCase problem(spec({{129, 70}, {64, 0}}, seed_));
-  const Plan made = plan_on_gpu(problem, problem.batch(), GetParam().force);
+  const UploadedPlan uploaded(plan_on_gpu(problem, problem.batch(), GetParam().force));
+  const Plan& made = uploaded.get();
   const CaseOnDevice on_device(problem);
   OutputBuffer buffer = problem.output_buffer();
   const OutputsOnDevice outputs(buffer.outputs());

@@ -19,9 +19,11 @@ CapturedGraph::CapturedGraph(const std::function<void(Stream)>& work) {
     throw;
   }
   check(cudaStreamEndCapture(native(stream_), &graph), "cudaStreamEndCapture");
+  const cudaError_t counted = cudaGraphGetNodes(graph, nullptr, &nodes_);
   cudaGraphExec_t executable = nullptr;
   const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
+  check(counted, "cudaGraphGetNodes");
   check(status, "cudaGraphInstantiate");
   executable_ = executable;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <functional>
 
 #include "device/cuda/stream.h"
@@ -18,10 +19,13 @@ class CapturedGraph {
 
   /// Runs it and waits for the end.
   void replay() const;
+  /// Operations that were queued.
+  [[nodiscard]] std::size_t nodes() const noexcept { return nodes_; }
 
  private:
   device::cuda::OwnedStream stream_;
   void* executable_ = nullptr;
+  std::size_t nodes_ = 0;
 };
 
 }  // namespace headrace::test

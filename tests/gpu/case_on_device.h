@@ -17,6 +17,7 @@
 #include "support/attention_case.h"
 #include "support/output_buffer.h"
 #include "support/random.h"
+#include "uploaded_plan.h"
 
 namespace headrace::test {
 
@@ -164,7 +165,8 @@ inline OutputBuffer run_with(const AttentionCase& problem, const CaseOnDevice& o
                              const Inputs& inputs, const device::cuda::DeviceBuffer& workspace, Stream stream) {
   OutputBuffer result = problem.output_buffer();
   const OutputsOnDevice outputs(result.outputs());
-  attend(made, on_device.weights(), inputs, outputs.get(),
+  const UploadedPlan uploaded(made);
+  attend(uploaded.get(), on_device.weights(), inputs, outputs.get(),
          {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, stream);
   device::cuda::synchronize(stream);
   outputs.bring_back();

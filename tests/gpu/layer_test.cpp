@@ -22,6 +22,7 @@
 #include "selection/generators.h"
 #include "support/layer_run.h"
 #include "support/random.h"
+#include "uploaded_plan.h"
 
 namespace headrace::test {
 namespace {
@@ -206,7 +207,8 @@ class CudaRun {
       workspace_ = DeviceBuffer(std::max<std::int64_t>(plan.workspace_bytes(), 1));
       workspace_.fill(std::byte{0xff});
     }
-    layer_.forward(plan, hidden(), positions(), caches_, requests(), slots(), on_device,
+    const UploadedPlan uploaded(plan);
+    layer_.forward(uploaded.get(), hidden(), positions(), caches_, requests(), slots(), on_device,
                    {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, out.view_as<bfloat16>(),
                    stream_, kept);
     device::cuda::synchronize(stream_);

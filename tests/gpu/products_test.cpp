@@ -59,6 +59,18 @@ struct Sum {
 
 // ---- any product ----------------------------------------------------------------------------------------------------
 
+/// Memory for products of one stream.
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t bytes) : memory_(bytes) {}
+  [[nodiscard]] std::span<std::byte> span() const {
+    return {memory_.data(), static_cast<std::size_t>(memory_.size_bytes())};
+  }
+
+ private:
+  device::cuda::DeviceBuffer memory_;
+};
+
 /// Where operands lie: strides larger than they need to be.
 struct Gaps {
   std::int64_t a = 0;
@@ -78,6 +90,7 @@ void product_case(const ProductLibrary& library, const ProductShape& shape, cons
   const std::vector<bfloat16> b = random_matrix(random, shape.batch * b_batch);
   const DeviceArray<bfloat16> device_b(b);
   const device::cuda::OwnedStream stream;
+  const Scratch scratch(product.workspace_bytes());
   for (const std::int64_t rows : kRows) {
     const std::vector<bfloat16> a = random_matrix(random, rows * a_row);
     const DeviceArray<bfloat16> device_a(a);
@@ -85,7 +98,8 @@ void product_case(const ProductLibrary& library, const ProductShape& shape, cons
     device_c.bytes().fill(std::byte{0xa5});
     product.run(View<const bfloat16>(device_a.data(), 3, {rows, shape.batch, shape.inner}, {a_row, shape.inner, 1}),
                 View<const bfloat16>(device_b.data(), 3, {shape.batch, b_rows, b_columns}, {b_batch, b_row, 1}),
-                View<T>(device_c.data(), 3, {rows, shape.batch, shape.columns}, {c_row, shape.columns, 1}), stream);
+                View<T>(device_c.data(), 3, {rows, shape.batch, shape.columns}, {c_row, shape.columns, 1}),
+                scratch.span(), stream);
     device::cuda::synchronize(stream);
     const std::vector<T> c = device_c.download();
     T poison;
@@ -142,7 +156,13 @@ TEST(GpuProduct, OfNoRowsDoesNothing) {
   const ProductLibrary library;
   const Product product(library, {.columns = 8, .inner = 8});
   EXPECT_NO_THROW(product.run(View<const bfloat16>(nullptr, {0, 1, 8}), View<const bfloat16>(nullptr, {1, 8, 8}),
-                              View<bfloat16>(nullptr, {0, 1, 8}), Stream{}));
+                              View<bfloat16>(nullptr, {0, 1, 8}), {}, Stream{}));
+}
+
+TEST(GpuProduct, WithoutSplitSumsTakesNoWorkspace) {
+  const ProductLibrary library;
+  const Product whole(library, {.columns = 512, .inner = 2048, .b_transposed = true, .split_sums = false});
+  EXPECT_EQ(whole.workspace_bytes(), 0);
 }
 
 TEST(GpuProduct, OfWhatItCannotDoIsRefused) {
@@ -159,7 +179,7 @@ TEST(GpuProduct, OfWhatItCannotDoIsRefused) {
   const View<const bfloat16> b(memory.data(), {1, 8, 16});
   const View<bfloat16> c(memory.data(), {4, 1, 16});
   const auto call = [&](View<const bfloat16> x, View<const bfloat16> y, AnyView z) {
-    return [&product, x, y, z] { product.run(x, y, z, Stream{}); };
+    return [&product, x, y, z] { product.run(x, y, z, {}, Stream{}); };
   };
   EXPECT_TRUE(test::throws_error(call({memory.data(), {4, 1, 16}}, b, c), "product a"));
   EXPECT_TRUE(test::throws_error(call(a, {memory.data(), {1, 16, 8}}, c), "product b"));
@@ -184,10 +204,11 @@ TEST(GpuProduct, PassesFourGigaElements) {
   const DeviceArray<bfloat16> device_a(a);
   const DeviceArray<bfloat16> device_b(b);
   const DeviceArray<bfloat16> device_c(kRowCount * kColumns);
+  const Scratch scratch(product.workspace_bytes());
   const device::cuda::OwnedStream stream;
   product.run(View<const bfloat16>(device_a.data(), {kRowCount, 1, kInner}),
               View<const bfloat16>(device_b.data(), {1, kColumns, kInner}),
-              View<bfloat16>(device_c.data(), {kRowCount, 1, kColumns}), stream);
+              View<bfloat16>(device_c.data(), {kRowCount, 1, kColumns}), scratch.span(), stream);
   device::cuda::synchronize(stream);
   std::vector<bfloat16> row(at(kColumns));
   for (const std::int64_t m : {std::int64_t{0}, kRowCount / 2 + 7, kRowCount - 1}) {
@@ -212,6 +233,7 @@ TEST(GpuProduct, ReplaysFromAGraphWithTheSameBits) {
   const Product product(library, {.columns = 256, .inner = 512, .b_transposed = true});
   const device::cuda::OwnedStream stream;
   product.warm_up(stream);
+  const Scratch scratch(product.workspace_bytes());
   for (const std::int64_t rows : {5, 700, 1500}) {
     const DeviceArray<bfloat16> a(rows * 512);
     const DeviceArray<bfloat16> b(random_matrix(random, 256 * 512));
@@ -219,7 +241,7 @@ TEST(GpuProduct, ReplaysFromAGraphWithTheSameBits) {
     const DeviceArray<bfloat16> replayed(rows * 256);
     const auto run = [&](const DeviceArray<bfloat16>& c, Stream on) {
       product.run(View<const bfloat16>(a.data(), {rows, 1, 512}), View<const bfloat16>(b.data(), {1, 256, 512}),
-                  View<bfloat16>(c.data(), {rows, 1, 256}), on);
+                  View<bfloat16>(c.data(), {rows, 1, 256}), scratch.span(), on);
     };
     a.bytes().fill(std::byte{0});
     const test::CapturedGraph graph([&](Stream on) { run(replayed, on); });
@@ -258,6 +280,7 @@ class GpuProjections : public testing::Test {
   test::Random random_;
   ProductLibrary library_;
   attention::cuda::Projections projections_;
+  Scratch scratch_{projections_.workspace_bytes()};
   device::cuda::OwnedStream stream_;
   std::vector<bfloat16> weights_;
   DeviceArray<bfloat16> device_weights_;
@@ -289,7 +312,8 @@ TEST_F(GpuProjections, UpProject) {
   const DeviceArray<bfloat16> up(kTokens * kGeometry.num_heads * head_rows());
   projections_.warm_up(stream_);
   projections_.up_project(View<const bfloat16>(device_latent.data(), {kTokens, rank}), kv_b_proj(),
-                          View<bfloat16>(up.data(), {kTokens, kGeometry.num_heads, head_rows()}), stream_);
+                          View<bfloat16>(up.data(), {kTokens, kGeometry.num_heads, head_rows()}), scratch_.span(),
+                          stream_);
   device::cuda::synchronize(stream_);
   expect_products(
       up.download(), kTokens, head_rows(), rank,
@@ -307,7 +331,8 @@ TEST_F(GpuProjections, AbsorbQuery) {
   const DeviceArray<bfloat16> query(kTokens * heads * width);
   query.bytes().fill(std::byte{0xa5});
   projections_.absorb_query(View<const bfloat16>(device_q.data(), {kTokens, heads, kGeometry.qk_head_dim()}),
-                            kv_b_proj(), View<bfloat16>(query.data(), {kTokens, heads, width}), stream_);
+                            kv_b_proj(), View<bfloat16>(query.data(), {kTokens, heads, width}), scratch_.span(),
+                            stream_);
   device::cuda::synchronize(stream_);
   const std::vector<bfloat16> wide = query.download();
   std::vector<bfloat16> absorbed;
@@ -335,9 +360,9 @@ TEST_F(GpuProjections, ProjectValues) {
   const DeviceArray<float> wide(kTokens * heads * kGeometry.v_head_dim);
   const View<const bfloat16> view(device_attended.data(), {kTokens, heads, rank});
   projections_.project_values(view, kv_b_proj(), View<bfloat16>(out.data(), {kTokens, heads, kGeometry.v_head_dim}),
-                              stream_);
+                              scratch_.span(), stream_);
   projections_.project_values(view, kv_b_proj(), View<float>(wide.data(), {kTokens, heads, kGeometry.v_head_dim}),
-                              stream_);
+                              scratch_.span(), stream_);
   device::cuda::synchronize(stream_);
   std::vector<bfloat16> narrowed;
   for (const float value : wide.download()) {

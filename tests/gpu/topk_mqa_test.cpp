@@ -236,7 +236,8 @@ void run_alone(const AttentionCase& problem, const CaseOnDevice& on_device, std:
   }
   const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
   workspace.fill(std::byte{0xff});
-  attend(made, on_device.weights(), inputs, {outputs.out.slice(first, last), outputs.lse.slice(first, last)},
+  const UploadedPlan uploaded(made);
+  attend(uploaded.get(), on_device.weights(), inputs, {outputs.out.slice(first, last), outputs.lse.slice(first, last)},
          {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
   device::cuda::synchronize(Stream{});
 }
@@ -338,7 +339,8 @@ TEST_P(TopkMqaBounds, AGraphReplaysWithEverythingChanged) {
     const AttentionCase first(bounded({{129, 40}, {64, 0}, {1, 600}, {5, 900}}, format));
     Batch bounds = first.batch();
     bounds.exact = false;
-    Plan made = plan_mixed(first, bounds, GetParam());
+    UploadedPlan uploaded(plan_mixed(first, bounds, GetParam()));
+    Plan& made = uploaded.get();
     const CaseOnDevice on_device(first);
     OutputBuffer buffer = first.output_buffer();
     const OutputsOnDevice outputs(buffer.outputs());
@@ -368,7 +370,8 @@ TEST_P(TopkMqaBounds, AGraphReplaysWithEverythingChanged) {
 TEST_P(TopkMqaBounds, LayersOfAGraphShareASelection) {
   const std::vector<RequestShape> shapes{{129, 40}, {64, 0}, {1, 600}, {5, 900}};
   const AttentionCase first(bounded(shapes, CacheFormat::bfloat16));
-  const Plan made = plan_mixed(first, first.batch(), GetParam());
+  const UploadedPlan uploaded(plan_mixed(first, first.batch(), GetParam()));
+  const Plan& made = uploaded.get();
   const CaseOnDevice on_device(first);
   OutputBuffer of_layer[2] = {first.output_buffer(), first.output_buffer()};
   const OutputsOnDevice outputs[2] = {OutputsOnDevice(of_layer[0].outputs()), OutputsOnDevice(of_layer[1].outputs())};
@@ -398,7 +401,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, TopkMqaBounds, testing::Bool(),
 // ---- what is refused ------------------------------------------------------------------------------------------------
 
 std::string message_of(const AttentionCase& problem, const Inputs& inputs) {
-  const Plan made = plan_topk(problem);
+  const UploadedPlan uploaded(plan_topk(problem));
+  const Plan& made = uploaded.get();
   const CaseOnDevice on_device(problem);
   OutputBuffer result = problem.output_buffer();
   const OutputsOnDevice outputs(result.outputs());

@@ -87,6 +87,8 @@ __global__ void __launch_bounds__(kThreads) page_map_kernel(const PageMapParams 
 struct MaskParams {
   SelectedKeys selected;
   const RequestSpan* spans;
+  std::int64_t first_request;
+  std::int64_t num_spans;
   uint4* mask;
   std::int64_t mask_rows;
   std::int32_t tiles;
@@ -105,8 +107,9 @@ struct BlockWork {
 /// Looks for the request whose rows of the mask hold `mask_row`; false where none does.
 __device__ bool find_work(const MaskParams& p, std::int64_t mask_row, BlockWork& found) {
   bool any = false;
-  for (std::int64_t b = threadIdx.x; b < p.selected.num_requests; b += kThreads) {
-    const RequestSpan span = p.spans[b];
+  for (std::int64_t i = threadIdx.x; i < p.num_spans; i += kThreads) {
+    const std::int64_t b = p.first_request + i;
+    const RequestSpan span = p.spans[i];
     const cache::RequestRows rows = mha::sm90::rows_of(span, p.selected.rows_of(b));
     const std::int64_t row = mask_row - span.first_slice_row;
     if (row >= 0 && row < (rows.count() + kQueryTile - 1) / kQueryTile * kQueryTile) {
@@ -196,11 +199,17 @@ __global__ void __launch_bounds__(kThreads) bit_mask_kernel(const MaskParams p) 
   }
 }
 
+using MaskKernel = void (*)(MaskParams);
+
+template <int kKeyTile>
+MaskKernel kernel_for(bool vector, bool slots) {
+  return slots ? (vector ? bit_mask_kernel<kKeyTile, true, true> : bit_mask_kernel<kKeyTile, false, true>)
+               : (vector ? bit_mask_kernel<kKeyTile, true, false> : bit_mask_kernel<kKeyTile, false, false>);
+}
+
 template <int kKeyTile>
 void launch(const MaskParams& params, bool vector, bool slots, Stream stream) {
-  const auto kernel = slots
-                          ? (vector ? bit_mask_kernel<kKeyTile, true, true> : bit_mask_kernel<kKeyTile, false, true>)
-                          : (vector ? bit_mask_kernel<kKeyTile, true, false> : bit_mask_kernel<kKeyTile, false, false>);
+  const MaskKernel kernel = kernel_for<kKeyTile>(vector, slots);
   MaskParams p = params;
   p.window_tiles = std::min(p.tiles, kWindowTiles);
   const auto bytes = static_cast<std::size_t>(kRows * row_pitch(p.window_tiles)) * sizeof(uint4);
@@ -213,8 +222,10 @@ void validate(const MaskPass& pass) {
   expect(pass.key_tile == 64 || pass.key_tile == 80 || pass.key_tile == 128, "key_tile", "64, 80 or 128",
          pass.key_tile);
   const std::int64_t requests = pass.requests.seq_len.dim(0);
-  pass.spans.expect("spans", {requests});
-  expect(requests <= 1 || pass.spans.stride(0) == 1, "spans", "contiguous entries", pass.spans.stride(0));
+  pass.spans.expect("spans", {-1});
+  const std::int64_t spans = pass.spans.dim(0);
+  expect(pass.first_request >= 0 && pass.first_request <= requests - spans, "spans", "of requests of the step", spans);
+  expect(spans <= 1 || pass.spans.stride(0) == 1, "spans", "contiguous entries", pass.spans.stride(0));
   pass.mask.expect("mask", {-1, -1, kMaskWords});
   const std::int64_t rows = pass.mask.dim(1);
   expect(rows % kQueryTile == 0, "mask", "a multiple of 128 rows", rows);
@@ -227,6 +238,17 @@ void validate(const MaskPass& pass) {
 }
 
 }  // namespace
+
+void load_bit_masks() {
+  device::cuda::load(page_map_kernel);
+  for (const bool vector : {false, true}) {
+    for (const bool slots : {false, true}) {
+      device::cuda::load(kernel_for<64>(vector, slots));
+      device::cuda::load(kernel_for<80>(vector, slots));
+      device::cuda::load(kernel_for<128>(vector, slots));
+    }
+  }
+}
 
 void build_page_map(const CacheView& cache, const Requests& requests, const PageMap& map, Stream stream) {
   requests.seq_len.expect("seq_len", {-1});
@@ -269,6 +291,8 @@ void build_bit_masks(const MaskPass& pass, Stream stream) {
   const MaskParams params{
       .selected = selected,
       .spans = pass.spans.data(),
+      .first_request = pass.first_request,
+      .num_spans = pass.spans.dim(0),
       .mask = reinterpret_cast<uint4*>(pass.mask.data()),
       .mask_rows = pass.mask.dim(1),
       .tiles = static_cast<std::int32_t>(pass.mask.dim(0)),

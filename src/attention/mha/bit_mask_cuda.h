@@ -30,11 +30,14 @@ void build_page_map(const CacheView& cache, const Requests& requests, const Page
 
 /// What a mask is made from.
 struct MaskPass {
-  SelectionRule rule;                        ///< rows it covers see every causal key, and their selection is not read
-  Selection selection;                       ///< [T, width]; empty where the rule covers every row
-  Requests requests;                         ///< exact query_start and seq_len; the block table is not read
-  View<const mha::sm90::RequestSpan> spans;  ///< [B]: rows and keys of each request, and where its rows of the mask are
-  std::int64_t key_tile = 0;                 ///< columns of a key tile: 64, 80 or 128
+  SelectionRule rule;   ///< rows it covers see every causal key, and their selection is not read
+  Selection selection;  ///< [T, width]; empty where the rule covers every row
+  Requests requests;    ///< exact query_start and seq_len; the block table is not read
+  /// [up to B]: rows and keys of requests, and where their rows of the mask are; entry i is of request
+  /// first_request + i, and other requests have no rows.
+  View<const mha::sm90::RequestSpan> spans;
+  std::int64_t first_request = 0;
+  std::int64_t key_tile = 0;  ///< columns of a key tile: 64, 80 or 128
   /// The mask [tiles, rows, 4] contiguous, as sm90::Pass::mask has it; enough tiles for the span of most keys. Column c
   /// of tile t of a row is key keys_begin + t * key_tile + c of the row's request.
   View<std::uint32_t> mask;
@@ -48,5 +51,8 @@ struct MaskPass {
 /// it was. Spans' first_slice_row are multiples of 128, and their runs do not overlap.
 /// @throws Error where shapes do not fit
 void build_bit_masks(const MaskPass& pass, Stream stream);
+
+/// Loads the kernels' code, which a first call that is captured must not do.
+void load_bit_masks();
 
 }  // namespace headrace::attention::cuda

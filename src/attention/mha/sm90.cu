@@ -97,6 +97,12 @@ Encode encoder() {
   return reinterpret_cast<Encode>(function);
 }
 
+/// Found once.
+Encode known_encoder() {
+  static const Encode encode = encoder();
+  return encode;
+}
+
 /// Boxes of 64 columns of one head and `box_rows` rows, swizzled by 128 bytes.
 CUtensorMap tensor_map(const char* name, const HeadMatrix& m, std::int64_t columns, std::int64_t heads,
                        std::int64_t box_rows) {
@@ -114,10 +120,10 @@ CUtensorMap tensor_map(const char* name, const HeadMatrix& m, std::int64_t colum
   const cuuint32_t box[3] = {kColumnBlock, 1, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[3] = {1, 1, 1};
   CUtensorMap map;
-  static const Encode encode = encoder();
-  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(m.data), sizes, strides,
-                                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      known_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(m.data), sizes, strides, box, steps,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw Error(name, "a tensor the copy engine can read", "driver error " + std::to_string(static_cast<int>(status)));
   }
@@ -192,7 +198,9 @@ void launch_kernel(const Pass& pass, int multiprocessors, Stream stream) {
   p.scale_log2 = pass.scale * kLog2e;
   p.causal = pass.causal;
   p.out_float32 = pass.out_float32;
-  check(cudaMemsetAsync(pass.counter, 0, sizeof(std::int32_t), device::cuda::native(stream)), "cudaMemsetAsync");
+  if (!pass.counter_is_clear) {
+    check(cudaMemsetAsync(pass.counter, 0, sizeof(std::int32_t), device::cuda::native(stream)), "cudaMemsetAsync");
+  }
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors, p.total));
   device::cuda::launch("flash attention", mha_kernel<C>, blocks, kThreads, sizeof(SharedStorage<C>), stream, p);
 }
@@ -200,6 +208,7 @@ void launch_kernel(const Pass& pass, int multiprocessors, Stream stream) {
 }  // namespace
 
 void load(const Geometry& geometry) {
+  static_cast<void>(known_encoder());
   for (const bool masked : {false, true}) {
     with_kernel(geometry, masked, [](auto config) { load_kernel<decltype(config)>(); });
   }

@@ -64,10 +64,11 @@ struct Pass {
 
   const std::int32_t* query_start = nullptr;  ///< [B + 1] exact
   const std::int32_t* seq_len = nullptr;      ///< [B] exact
-  const RequestSpan* spans = nullptr;         ///< [B]
+  const RequestSpan* spans = nullptr;         ///< entry b of request b, for those that tiles name; others are not read
   const QueryTile* tiles = nullptr;           ///< [num_tiles], those of most work first
   std::int64_t num_tiles = 0;
-  std::int32_t* counter = nullptr;  ///< scratch of 4 bytes; the launch clears it
+  std::int32_t* counter = nullptr;  ///< scratch of 4 bytes
+  bool counter_is_clear = false;    ///< what is queued before has set it to 0; else the launch queues that
 
   /// Bit masks, or null: kMaskWords words for each row of each key tile, at mask[(tile * mask_rows + row) *
   /// kMaskWords]. Bit 2 j + c of word i is column 8 j + 2 i + c of the tile: a thread of the kernel holds these columns

@@ -230,7 +230,9 @@ void launch(const Pass& pass, int multiprocessors, Stream stream) {
   if (params.num_tiles == 0) {
     return;
   }
-  check(cudaMemsetAsync(pass.counter, 0, sizeof(std::int32_t), device::cuda::native(stream)), "cudaMemsetAsync");
+  if (!pass.counter_is_clear) {
+    check(cudaMemsetAsync(pass.counter, 0, sizeof(std::int32_t), device::cuda::native(stream)), "cudaMemsetAsync");
+  }
   const auto blocks = static_cast<unsigned>(std::min(multiprocessors, params.num_tiles * params.parts));
   with_kernel(pass.has_rope, pass.keys.format, [&]<int kQk, CacheFormat kFormat>() {
     device::cuda::launch("top-k MQA", mqa_kernel<kQk, kFormat>, blocks, kThreads, sizeof(SharedStorage<kQk>), stream,

@@ -65,7 +65,8 @@ struct Pass {
   float* lse = nullptr;             ///< [T, H], or null
   std::int64_t lse_row_stride = 0;  ///< elements; heads are next to each other
   const float* sink = nullptr;      ///< [H], or null
-  std::int32_t* counter = nullptr;  ///< scratch of 4 bytes; the launch clears it
+  std::int32_t* counter = nullptr;  ///< scratch of 4 bytes
+  bool counter_is_clear = false;    ///< what is queued before has set it to 0; else the launch queues that
 };
 
 /// Reasons why the kernel cannot serve a geometry; empty when it can.

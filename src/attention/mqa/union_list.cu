@@ -69,6 +69,7 @@ struct UnionParams {
   std::int32_t group;
   std::int32_t bitmap_words;
   std::int32_t keys_bound;
+  std::int32_t* counter;
 };
 
 /// A tile and where its list goes. It lies in shared memory: reading selections takes most registers.
@@ -276,6 +277,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kWarpsAtOnce / kWarps) union_li
 
   if (threadIdx.x == 0) {
     tile = find_tile<kSlots>(p);
+    if (p.counter != nullptr && blockIdx.x == 0) {
+      *p.counter = 0;
+    }
   }
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -399,6 +403,7 @@ void build_union_lists(const UnionPass& pass, Stream stream) {
       .group = static_cast<std::int32_t>(pass.group),
       .bitmap_words = static_cast<std::int32_t>(bytes) / static_cast<std::int32_t>(sizeof(std::uint32_t)),
       .keys_bound = static_cast<std::int32_t>(pass.keys_bound),
+      .counter = pass.counter,
   };
   const int warps = warps_for(pass.group);
   const Kernel kernel = kernel_for(warps, selected.is_vector(), pass.selection.space == SelectionSpace::cache_slot);

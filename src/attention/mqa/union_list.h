@@ -56,8 +56,9 @@ struct UnionPass {
   std::int64_t keys_bound = 0;      ///< no request has more keys
   std::int64_t window_keys = 0;     ///< keys of a row that are dealt with at once; 0: as many as shared memory allows
   UnionLists lists;
-  cuda::PageMap page_map;      ///< cache_slot space only
-  std::int64_t page_size = 0;  ///< likewise
+  cuda::PageMap page_map;           ///< cache_slot space only
+  std::int64_t page_size = 0;       ///< likewise
+  std::int32_t* counter = nullptr;  ///< set to 0 for a later kernel where there are tiles, or null
 };
 
 /// Writes the lists. Keys beyond a tile's capacity would be left out: the caller reserves as many as the rows of a tile

@@ -18,8 +18,13 @@ class MaskedMha final : public MhaAlgorithm {
     return work;
   }
 
- private:
   /// Serves any rows.
+  [[nodiscard]] bool serves_rows(const Attention& /*attention*/, std::int64_t /*begin*/, std::int64_t /*end*/,
+                                 bool /*exact*/) const override {
+    return true;
+  }
+
+ private:
   [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& /*attention*/, std::int64_t /*begin*/,
                                                        std::int64_t /*end*/, bool /*exact*/) const override {
     return {};

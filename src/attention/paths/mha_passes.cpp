@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "attention/paths/rounding.h"
 
@@ -28,8 +27,11 @@ struct Piece {
 
 class PassBuilder {
  public:
-  PassBuilder(std::int64_t requests, const PassCapacity& capacity, std::int64_t key_tile, bool masked)
-      : requests_(requests), capacity_(capacity), key_tile_(key_tile), masked_(masked) {}
+  PassBuilder(std::int64_t requests, const PassCapacity& capacity, std::int64_t key_tile, bool masked, MhaPasses& to)
+      : capacity_(capacity), key_tile_(key_tile), masked_(masked), result_(to) {
+    to.clear();
+    to.first_positions.resize(static_cast<std::size_t>(requests));
+  }
 
   /// Adds a piece to the open pass where it fits, else to a new one.
   void add(const Piece& piece) {
@@ -54,17 +56,28 @@ class PassBuilder {
     close();
   }
 
-  [[nodiscard]] MhaPasses finish() {
-    close();
-    return std::move(result_);
+  /// Tiles that see most keys go first, so that the last ones to finish are short; of those that see as many, the
+  /// first request's.
+  void close() {
+    if (!open_) {
+      return;
+    }
+    const auto first_of = [&](const QueryTile& tile) {
+      return result_.first_positions[static_cast<std::size_t>(tile.request)] + tile.tile * kQueryTile;
+    };
+    std::sort(result_.tiles.begin() + pass().first_tile, result_.tiles.end(),
+              [&](const QueryTile& a, const QueryTile& b) {
+                const std::int64_t first_a = first_of(a);
+                const std::int64_t first_b = first_of(b);
+                return first_a != first_b ? first_a > first_b : a.request < b.request;
+              });
+    open_ = false;
   }
 
  private:
   [[nodiscard]] MhaPass& pass() { return result_.passes.back(); }
-  [[nodiscard]] RequestSpan& span_of(std::int64_t request) {
-    return result_.spans[static_cast<std::size_t>(pass().first_span + request)];
-  }
-  [[nodiscard]] bool has(std::int64_t request) { return span_of(request).row_count > 0; }
+  /// Pieces come by ascending request.
+  [[nodiscard]] bool has(std::int64_t request) { return request < pass().first_request + pass().num_spans; }
 
   void open() {
     MhaPass next;
@@ -72,7 +85,6 @@ class PassBuilder {
     next.first_span = static_cast<std::int64_t>(result_.spans.size());
     next.first_tile = static_cast<std::int64_t>(result_.tiles.size());
     result_.passes.push_back(next);
-    result_.spans.resize(result_.spans.size() + static_cast<std::size_t>(requests_));
     open_ = true;
   }
 
@@ -82,14 +94,19 @@ class PassBuilder {
     result_.runs.push_back(
         {request, static_cast<std::int32_t>(piece.keys_begin), static_cast<std::int32_t>(piece.keys()), to.keys});
     ++to.num_runs;
-    span_of(piece.rows.request) = {.rows_begin = static_cast<std::int32_t>(piece.rows.begin),
-                                   .rows_end = static_cast<std::int32_t>(piece.rows.end),
-                                   .first_row = static_cast<std::int32_t>(piece.first_row),
-                                   .row_count = static_cast<std::int32_t>(piece.row_count),
-                                   .keys_begin = static_cast<std::int32_t>(piece.keys_begin),
-                                   .keys_end = static_cast<std::int32_t>(piece.keys_end),
-                                   .first_key = to.keys,
-                                   .first_slice_row = to.slice_rows};
+    if (to.num_spans == 0) {
+      to.first_request = piece.rows.request;
+    }
+    to.num_spans = piece.rows.request - to.first_request + 1;
+    result_.spans.resize(static_cast<std::size_t>(to.first_span + to.num_spans));
+    result_.spans.back() = {.rows_begin = static_cast<std::int32_t>(piece.rows.begin),
+                            .rows_end = static_cast<std::int32_t>(piece.rows.end),
+                            .first_row = static_cast<std::int32_t>(piece.first_row),
+                            .row_count = static_cast<std::int32_t>(piece.row_count),
+                            .keys_begin = static_cast<std::int32_t>(piece.keys_begin),
+                            .keys_end = static_cast<std::int32_t>(piece.keys_end),
+                            .first_key = to.keys,
+                            .first_slice_row = to.slice_rows};
     for (std::int64_t tile = 0; tile < piece.tiles(); ++tile) {
       result_.tiles.push_back({request, static_cast<std::int32_t>(tile)});
     }
@@ -97,46 +114,21 @@ class PassBuilder {
     to.keys += piece.keys();
     to.key_tiles = std::max(to.key_tiles, round_up(piece.keys(), key_tile_) / key_tile_);
     to.slice_rows += piece.tiles() * kQueryTile;
-    firsts_.push_back({piece.rows.request, piece.rows.first_position + piece.first_row});
+    result_.first_positions[static_cast<std::size_t>(request)] = piece.rows.first_position + piece.first_row;
   }
 
-  /// Tiles that see most keys go first, so that the last ones to finish are short.
-  void close() {
-    if (!open_) {
-      return;
-    }
-    std::vector<std::int64_t> first_position(static_cast<std::size_t>(requests_));
-    for (const First& first : firsts_) {
-      first_position[static_cast<std::size_t>(first.request)] = first.position;
-    }
-    const auto first_of = [&](const QueryTile& tile) {
-      return first_position[static_cast<std::size_t>(tile.request)] + tile.tile * kQueryTile;
-    };
-    std::stable_sort(result_.tiles.begin() + pass().first_tile, result_.tiles.end(),
-                     [&](const QueryTile& a, const QueryTile& b) { return first_of(a) > first_of(b); });
-    firsts_.clear();
-    open_ = false;
-  }
-
-  struct First {
-    std::int64_t request;
-    std::int64_t position;
-  };
-
-  std::int64_t requests_;
   PassCapacity capacity_;
   std::int64_t key_tile_;
   bool masked_;
   bool open_ = false;
-  std::vector<First> firsts_;
-  MhaPasses result_;
+  MhaPasses& result_;
 };
 
 }  // namespace
 
-MhaPasses plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t requests, const PassCapacity& capacity,
-                          std::int64_t key_tile, bool masked) {
-  PassBuilder builder(requests, capacity, key_tile, masked);
+void plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t requests, const PassCapacity& capacity,
+                     std::int64_t key_tile, bool masked, MhaPasses& passes) {
+  PassBuilder builder(requests, capacity, key_tile, masked, passes);
   for (const RowsOnPath& some : rows) {
     const bool whole = some.keys <= capacity.keys;
     const std::int64_t slice = whole && !masked ? std::numeric_limits<std::int64_t>::max() : capacity.slice_rows;
@@ -154,7 +146,7 @@ MhaPasses plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t request
       first += count;
     }
   }
-  return builder.finish();
+  builder.close();
 }
 
 }  // namespace headrace::attention

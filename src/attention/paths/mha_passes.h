@@ -21,6 +21,7 @@ struct RowsOnPath {
   std::int64_t first_position = 0;  ///< of the first of these rows, at most
   std::int64_t keys = 0;            ///< that any of these rows may attend to lie at positions [0, keys) ...
   bool causal = true;               ///< ... and for each row not past its own
+  bool converts = false;            ///< topk_mqa: these keys are converted first
 };
 
 /// What a pass may take at once.
@@ -32,7 +33,9 @@ struct PassCapacity {
 struct MhaPass {
   std::int64_t first_run = 0;  ///< runs [first_run, first_run + num_runs)
   std::int64_t num_runs = 0;
-  std::int64_t first_span = 0;  ///< a span for every request of the batch
+  std::int64_t first_span = 0;  ///< spans [first_span, first_span + num_spans) ...
+  std::int64_t num_spans = 0;
+  std::int64_t first_request = 0;  ///< ... of requests from this one on; those between that have no rows here are empty
   std::int64_t first_tile = 0;
   std::int64_t num_tiles = 0;
   std::int64_t keys = 0;        ///< packed
@@ -47,13 +50,24 @@ struct MhaPasses {
   std::vector<mha::sm90::RequestSpan> spans;
   std::vector<mha::sm90::QueryTile> tiles;  ///< in each pass those of most keys first
   std::vector<MhaPass> passes;
+  std::vector<std::int64_t> first_positions;  ///< scratch: of each request's rows in a pass
+
+  /// Empties it and keeps its memory.
+  void clear() noexcept {
+    runs.clear();
+    spans.clear();
+    tiles.clear();
+    passes.clear();
+  }
 };
 
 /// Requests whose keys fit are packed together and dealt with in one pass each; those of more keys are cut into slices
 /// of query rows, and each slice meets its keys in blocks of `capacity.keys`, one after the other.
 /// @param requests  of the batch
+/// @param rows      by ascending request, each of which occurs at most once
 /// @param masked    rows need masks, so that no pass may have more than capacity.slice_rows
-[[nodiscard]] MhaPasses plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t requests,
-                                        const PassCapacity& capacity, std::int64_t key_tile, bool masked);
+/// @param passes    takes the place of what it holds, in its memory
+void plan_mha_passes(std::span<const RowsOnPath> rows, std::int64_t requests, const PassCapacity& capacity,
+                     std::int64_t key_tile, bool masked, MhaPasses& passes);
 
 }  // namespace headrace::attention

@@ -33,20 +33,20 @@ struct Memory {
     const std::int64_t longest = std::min(keys, extents.keys);
     const std::int64_t tile = mha::sm90::key_tile(g);
     counter = arena.take<std::int32_t>(1).data();
-    latent = arena.take<bfloat16>(keys * g.kv_lora_rank).data();
-    rope_key = arena.take<bfloat16>(keys * g.qk_rope_head_dim).data();
-    up = arena.take<bfloat16>(keys * g.num_heads * (g.qk_nope_head_dim + g.v_head_dim)).data();
+    latent = arena.take<bfloat16>(size_product(keys, g.kv_lora_rank)).data();
+    rope_key = arena.take<bfloat16>(size_product(keys, g.qk_rope_head_dim)).data();
+    up = arena.take<bfloat16>(size_product(keys, g.num_heads, g.qk_nope_head_dim + g.v_head_dim)).data();
     if (masked) {
-      const std::int64_t words = blocking.query_slice * round_up(longest, tile) / tile * kMaskWords;
+      const std::int64_t words = size_product(blocking.query_slice, divide_up(longest, tile), kMaskWords);
       mask = arenas.of_selection().take<std::uint32_t>(words).data();
       if (attention.space == SelectionSpace::cache_slot) {
         map_entries = cuda::page_map_entries(extents.keys, kSmallestPage);
-        map = arena.take<std::uint64_t>(extents.requests * map_entries).data();
+        map = arena.take<std::uint64_t>(size_product(extents.requests, map_entries)).data();
       }
     }
     if (meets_keys_in_blocks(extents, blocking)) {
-      accumulated = arena.take<float>(blocking.query_slice * g.num_heads * g.v_head_dim).data();
-      lse = arena.take<float>(blocking.query_slice * g.num_heads).data();
+      accumulated = arena.take<float>(size_product(blocking.query_slice, g.num_heads, g.v_head_dim)).data();
+      lse = arena.take<float>(size_product(blocking.query_slice, g.num_heads)).data();
     }
   }
 
@@ -60,6 +60,14 @@ struct Memory {
   float* accumulated = nullptr;
   float* lse = nullptr;
 };
+
+/// Where entry 0 would be, of spans that begin with a later request's.
+const mha::sm90::RequestSpan* span_of_request_0(const mha::sm90::RequestSpan* spans,
+                                                std::int64_t first_request) noexcept {
+  const auto before = static_cast<std::uintptr_t>(first_request) * sizeof(mha::sm90::RequestSpan);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): no array reaches there
+  return reinterpret_cast<const mha::sm90::RequestSpan*>(reinterpret_cast<std::uintptr_t>(spans) - before);
+}
 
 /// What has every row meet all of its keys in one pass.
 Blocking everything(const Extents& extents, bool masked) noexcept {
@@ -79,19 +87,21 @@ std::int64_t result_bytes(const Geometry& g) noexcept { return 4 * g.num_heads *
 
 }  // namespace
 
-std::vector<std::string> MhaSm90::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                                bool exact) const {
-  const Geometry& g = attention.geometry;
+std::vector<std::string> MhaSm90::unmet_by_geometry(const Geometry& g) const {
   std::vector<std::string> unmet = mha::sm90::unmet_requirements(g);
   if (g.kv_lora_rank % 8 != 0) {
     unmet.push_back("its products need a kv_lora_rank that is a multiple of 8, not " + std::to_string(g.kv_lora_rank));
   }
-  if (!masked_) {
-    for (std::string& reason : uncovered_rows(attention.rule, begin, end, exact)) {
-      unmet.push_back(std::move(reason));
-    }
-  }
   return unmet;
+}
+
+bool MhaSm90::serves_rows(const Attention& attention, std::int64_t begin, std::int64_t end, bool exact) const {
+  return masked_ || !first_uncovered(attention.rule, begin, end, exact);
+}
+
+std::vector<std::string> MhaSm90::unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                                bool exact) const {
+  return masked_ ? std::vector<std::string>() : uncovered_rows(attention.rule, begin, end, exact);
 }
 
 Support MhaSm90::support() const {
@@ -126,6 +136,28 @@ std::int64_t MhaSm90::kept_bytes(const Attention& attention, const Extents& exte
   PathArenas arenas{.scratch = {}, .kept = Arena()};
   const Memory memory(arenas, attention, extents, blocking, masked_);
   return arenas.kept->used();
+}
+
+std::int64_t MhaSm90::table_bound(const Attention& attention, const Extents& extents, std::int64_t budget) const {
+  const std::int64_t requests = std::min(extents.rows, extents.requests);
+  // Slices of at least a query tile; each meets all keys in one pass, or in blocks where they may not fit at once.
+  const std::int64_t slices = divide_up(extents.rows, kQueryTile) + requests;
+  const std::int64_t pieces = slices * divide_up(extents.keys, least_block(attention, extents, budget));
+  return table_bytes<cache::cuda::KeyRun>(pieces) + table_bytes<mha::sm90::RequestSpan>(pieces + extents.requests) +
+         table_bytes<mha::sm90::QueryTile>(pieces);
+}
+
+std::int64_t MhaSm90::least_block(const Attention& attention, const Extents& extents, std::int64_t budget) const {
+  const std::int64_t tile = mha::sm90::key_tile(attention.geometry);
+  const auto bytes = [&](std::int64_t keys) {
+    return workspace_bytes(attention, extents, {.query_slice = kQueryTile, .context_block = keys});
+  };
+  if (bytes(extents.keys) <= budget) {
+    return std::max<std::int64_t>(extents.keys, 1);
+  }
+  // choose_blocking takes half of the budget for keys, if the other half is enough for a query tile beside them.
+  const std::int64_t half = std::max(tile, round_down(budget / 2 / key_bytes(attention.geometry), tile));
+  return bytes(half) <= budget ? half : tile;
 }
 
 Blocking MhaSm90::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
@@ -171,15 +203,16 @@ Blocking MhaSm90::choose_blocking(const Attention& attention, const Extents& ext
              : whole;
 }
 
-MhaPasses MhaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const {
+void MhaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows, MhaPasses& passes) const {
   const Blocking& blocking = plan.blocking(path());
-  return plan_mha_passes(rows, static_cast<std::int64_t>(plan.requests().size()),
-                         {.keys = blocking.context_block, .slice_rows = blocking.query_slice},
-                         mha::sm90::key_tile(plan.attention().geometry), masked_);
+  plan_mha_passes(rows, static_cast<std::int64_t>(plan.requests().size()),
+                  {.keys = blocking.context_block, .slice_rows = blocking.query_slice},
+                  mha::sm90::key_tile(plan.attention().geometry), masked_, passes);
 }
 
 void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas,
                   Stream stream) const {
+  const std::byte* memory_of_tables = call.plan.tables();
   const Attention& attention = call.plan.attention();
   const Geometry& g = attention.geometry;
   const Inputs& inputs = call.inputs;
@@ -201,16 +234,19 @@ void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tab
     const View<bfloat16> latent(memory.latent, {pass.keys, g.kv_lora_rank});
     const View<bfloat16> rope_key(memory.rope_key, {pass.keys, g.qk_rope_head_dim});
     const View<bfloat16> up(memory.up, {pass.keys, g.num_heads, head_columns});
-    cache::cuda::gather(g, attention.format, inputs.cache, inputs.requests,
-                        View<const cache::cuda::KeyRun>(tables.runs + pass.first_run, {pass.num_runs}), latent,
-                        rope_key, stream);
-    projections.up_project(latent, call.weights.kv_b_proj.as<bfloat16>("kv_b_proj"), up, stream);
-    const View<const mha::sm90::RequestSpan> spans(tables.spans + pass.first_span, {requests});
+    cache::cuda::gather(
+        g, attention.format, inputs.cache, inputs.requests,
+        View<const cache::cuda::KeyRun>(tables.runs.in(memory_of_tables) + pass.first_run, {pass.num_runs}), latent,
+        rope_key, stream, memory.counter);
+    projections.up_project(latent, call.weights.kv_b_proj.as<bfloat16>("kv_b_proj"), up, arenas.products, stream);
+    const View<const mha::sm90::RequestSpan> spans(tables.spans.in(memory_of_tables) + pass.first_span,
+                                                   {pass.num_spans});
     if (masked_ && !masks_are_kept) {
       cuda::build_bit_masks({.rule = attention.rule,
                              .selection = inputs.selection,
                              .requests = inputs.requests,
                              .spans = spans,
+                             .first_request = pass.first_request,
                              .key_tile = mha::sm90::key_tile(g),
                              .mask = View<std::uint32_t>(memory.mask, {pass.key_tiles, pass.slice_rows, kMaskWords}),
                              .page_map = map,
@@ -227,10 +263,11 @@ void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tab
     launch.value = {up.data() + g.qk_nope_head_dim, pass.keys, up.stride(0), up.stride(1)};
     launch.query_start = inputs.requests.query_start.data();
     launch.seq_len = inputs.requests.seq_len.data();
-    launch.spans = spans.data();
-    launch.tiles = tables.tiles + pass.first_tile;
+    launch.spans = span_of_request_0(spans.data(), pass.first_request);
+    launch.tiles = tables.tiles.in(memory_of_tables) + pass.first_tile;
     launch.num_tiles = pass.num_tiles;
     launch.counter = memory.counter;
+    launch.counter_is_clear = true;  // gather did it
     launch.mask = masked_ ? memory.mask : nullptr;
     launch.mask_rows = pass.slice_rows;
     if (pass.has_earlier) {

@@ -8,17 +8,18 @@
 #include "attention/arena.h"
 #include "attention/paths/mha_passes.h"
 #include "attention/paths/path.h"
+#include "attention/tables.h"
 #include "device/cuda/stream.h"
 #include "headrace/attention.h"
 
 namespace headrace::attention {
 
-/// The passes of a path and where their tables are on the GPU.
+/// The passes of a path and where their tables lie.
 struct MhaTables {
   MhaPasses passes;
-  const cache::cuda::KeyRun* runs = nullptr;
-  const mha::sm90::RequestSpan* spans = nullptr;
-  const mha::sm90::QueryTile* tiles = nullptr;
+  TableAt<cache::cuda::KeyRun> runs;
+  TableAt<mha::sm90::RequestSpan> spans;
+  TableAt<mha::sm90::QueryTile> tiles;
 };
 
 /// dense_mha and masked_mha on sm_90: per pass gather latents, up-project them, with a selection build bit masks, and
@@ -39,14 +40,24 @@ class MhaSm90 final : public PathAlgorithm {
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
 
-  [[nodiscard]] MhaPasses plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const;
+  [[nodiscard]] std::int64_t table_bound(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+
+  [[nodiscard]] bool serves_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                 bool exact) const override;
+
+  /// In the memory of earlier passes.
+  void plan_passes(const Plan& plan, std::span<const RowsOnPath> rows, MhaPasses& passes) const;
   /// @param extents  those the plan's workspace was sized for
   void run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas, Stream stream) const;
 
  private:
   [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_geometry(const Geometry& geometry) const override;
   [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
                                                        bool exact) const override;
+  /// Keys that a pass has at least, where a request has more.
+  [[nodiscard]] std::int64_t least_block(const Attention& attention, const Extents& extents, std::int64_t budget) const;
   [[nodiscard]] Path path() const noexcept { return masked_ ? Path::masked_mha : Path::dense_mha; }
 
   bool masked_;

@@ -32,6 +32,8 @@ class MhaAlgorithm : public CpuPath {
 
  private:
   [[nodiscard]] Support support() const final;
+  /// Any dimensions.
+  [[nodiscard]] std::vector<std::string> unmet_by_geometry(const Geometry& /*geometry*/) const final { return {}; }
 
   MaskUse mask_;
 };

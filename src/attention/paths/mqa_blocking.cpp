@@ -24,13 +24,6 @@ constexpr std::int64_t kSmallestPage = 1;
 
 std::int64_t group_of(const Attention& attention) noexcept { return mqa::group_of(attention.geometry.num_heads); }
 
-/// Tiles that the rows of all requests can touch at most, however they are divided among the requests.
-std::int64_t all_tiles(const Attention& attention, const Extents& extents) noexcept {
-  const std::int64_t requests = std::min(extents.rows, extents.requests);
-  const std::int64_t blocks = (extents.rows + requests * (mqa::kPositionBlock - 2)) / mqa::kPositionBlock + requests;
-  return std::min(extents.rows, blocks * mqa::tiles_a_block(group_of(attention)));
-}
-
 /// Keys that `tiles` tiles of a request read, each as often as it is read.
 double reads(const Attention& attention, std::int64_t tiles, std::int64_t keys) noexcept {
   const auto rule_keys = static_cast<double>(attention.rule.keys_at(keys - 1));
@@ -57,6 +50,12 @@ std::int64_t bytes_with(const Attention& attention, const Extents& extents, cons
 }
 
 }  // namespace
+
+std::int64_t all_tiles(const Attention& attention, const Extents& extents) noexcept {
+  const std::int64_t requests = std::min(extents.rows, extents.requests);
+  const std::int64_t blocks = (extents.rows + requests * (mqa::kPositionBlock - 2)) / mqa::kPositionBlock + requests;
+  return std::min(extents.rows, blocks * mqa::tiles_a_block(group_of(attention)));
+}
 
 bool converts_keys(const Attention& attention, const Blocking& blocking, std::int64_t row_count,
                    std::int64_t keys) noexcept {
@@ -101,21 +100,21 @@ MqaMemory::MqaMemory(PathArenas& arenas, const Attention& attention, const Exten
   Arena& arena = arenas.scratch;
   rows = rows_are_tokens ? extents.rows : blocking.query_slice;
   union_tiles = lists.take<mqa::UnionTile>(tiles).data();
-  list_keys = lists.take<std::int32_t>(tiles * capacity).data();
-  list_masks = lists.take<std::uint64_t>(tiles * (capacity / mqa::kKeyBlock) * group).data();
+  list_keys = lists.take<std::int32_t>(size_product(tiles, capacity)).data();
+  list_masks = lists.take<std::uint64_t>(size_product(tiles, capacity / mqa::kKeyBlock, group)).data();
   counter = arena.take<std::int32_t>(1).data();
   if (attention.space == SelectionSpace::cache_slot) {
     page_map_entries = cuda::page_map_entries(extents.keys, kSmallestPage);
-    page_map = arena.take<std::uint64_t>(extents.requests * page_map_entries).data();
+    page_map = arena.take<std::uint64_t>(size_product(extents.requests, page_map_entries)).data();
   }
   if (blocking.context_block > 0) {
-    converted = arena.take<bfloat16>(blocking.context_block * g.latent_dim()).data();
+    converted = arena.take<bfloat16>(size_product(blocking.context_block, g.latent_dim())).data();
   }
-  query = arena.take<bfloat16>(rows * g.num_heads * g.kv_lora_rank).data();
+  query = arena.take<bfloat16>(size_product(rows, g.num_heads, g.kv_lora_rank)).data();
   if (!rows_are_tokens) {
     const std::int64_t head_bytes =
         std::max(size_of(DType::bfloat16) * g.qk_nope_head_dim, size_of(DType::float32) * g.v_head_dim);
-    slots = arena.take<std::byte>(rows * g.num_heads * head_bytes).data();
+    slots = arena.take<std::byte>(size_product(rows, g.num_heads, head_bytes)).data();
   }
 }
 

@@ -29,6 +29,9 @@ namespace headrace::attention {
 [[nodiscard]] bool converts_keys(const Attention& attention, const Blocking& blocking, std::int64_t row_count,
                                  std::int64_t keys) noexcept;
 
+/// Tiles that the rows of all requests can touch at most, however they are divided among the requests.
+[[nodiscard]] std::int64_t all_tiles(const Attention& attention, const Extents& extents) noexcept;
+
 /// Whether the lists of all tiles have room at once, so that all are there when the call is over.
 [[nodiscard]] bool has_all_lists(const Attention& attention, const Extents& extents, const Blocking& blocking);
 

@@ -2,25 +2,24 @@
 #include "attention/paths/mqa_passes.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace headrace::attention {
 namespace {
 
 class MqaBuilder {
  public:
-  MqaBuilder(std::int64_t requests, std::int64_t group, const MqaCapacity& capacity)
-      : requests_(requests), group_(group), capacity_(capacity) {
+  MqaBuilder(std::int64_t requests, std::int64_t group, const MqaCapacity& capacity, MqaPasses& to)
+      : requests_(requests), group_(group), capacity_(capacity), result_(to) {
     result_.rows.resize(static_cast<std::size_t>(requests));
   }
 
-  void add(const RowsOnPath& rows, bool converts) {
-    const bool joins = !result_.stages.empty() && converts == (stage().num_runs > 0) &&
-                       (!converts || stage().keys + rows.keys <= capacity_.keys);
+  void add(const RowsOnPath& rows) {
+    const bool joins = !result_.stages.empty() && rows.converts == (stage().num_runs > 0) &&
+                       (!rows.converts || stage().keys + rows.keys <= capacity_.keys);
     if (!joins) {
-      open_stage(converts);
+      open_stage(rows.converts);
     }
-    if (converts) {
+    if (rows.converts) {
       add_keys(rows);
     }
     result_.rows[static_cast<std::size_t>(rows.request)] = {static_cast<std::int32_t>(rows.begin),
@@ -31,8 +30,6 @@ class MqaBuilder {
     }
   }
 
-  [[nodiscard]] MqaPasses finish() { return std::move(result_); }
-
  private:
   [[nodiscard]] MqaStage& stage() { return result_.stages.back(); }
   [[nodiscard]] MqaSlice& slice() { return result_.slices.back(); }
@@ -41,17 +38,16 @@ class MqaBuilder {
     MqaStage next;
     next.first_run = static_cast<std::int64_t>(result_.runs.size());
     next.first_slice = static_cast<std::int64_t>(result_.slices.size());
-    next.first_row_of = static_cast<std::int64_t>(result_.first_rows.size());
     result_.stages.push_back(next);
     if (converts) {
-      result_.first_rows.resize(result_.first_rows.size() + static_cast<std::size_t>(requests_));
+      result_.first_rows.resize(static_cast<std::size_t>(requests_));
     }
   }
 
   void add_keys(const RowsOnPath& rows) {
     result_.runs.push_back(
         {static_cast<std::int32_t>(rows.request), 0, static_cast<std::int32_t>(rows.keys), stage().keys});
-    result_.first_rows[static_cast<std::size_t>(stage().first_row_of + rows.request)] = stage().keys;
+    result_.first_rows[static_cast<std::size_t>(rows.request)] = stage().keys;
     ++stage().num_runs;
     stage().keys += rows.keys;
   }
@@ -69,22 +65,25 @@ class MqaBuilder {
   std::int64_t requests_;
   std::int64_t group_;
   MqaCapacity capacity_;
-  MqaPasses result_;
+  MqaPasses& result_;
 };
 
 }  // namespace
 
-MqaPasses plan_mqa_passes(std::span<const RowsOnPath> rows, const std::vector<bool>& converts, std::int64_t requests,
-                          std::int64_t group, const MqaCapacity& capacity) {
-  MqaBuilder builder(requests, group, capacity);
+void plan_mqa_passes(std::span<const RowsOnPath> rows, std::int64_t requests, std::int64_t group,
+                     const MqaCapacity& capacity, MqaPasses& passes) {
+  passes.clear();
+  if (rows.empty()) {
+    return;
+  }
+  MqaBuilder builder(requests, group, capacity, passes);
   for (const bool converting : {false, true}) {
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      if (converts[r] == converting) {
-        builder.add(rows[r], converting);
+    for (const RowsOnPath& some : rows) {
+      if (some.converts == converting) {
+        builder.add(some);
       }
     }
   }
-  return builder.finish();
 }
 
 }  // namespace headrace::attention

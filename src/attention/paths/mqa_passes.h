@@ -29,8 +29,7 @@ struct MqaSlice {
 struct MqaStage {
   std::int64_t first_run = 0;  ///< runs [first_run, first_run + num_runs); none where keys are not converted
   std::int64_t num_runs = 0;
-  std::int64_t keys = 0;          ///< converted
-  std::int64_t first_row_of = 0;  ///< entries of first_rows, one for every request of the batch
+  std::int64_t keys = 0;  ///< converted
   std::int64_t first_slice = 0;
   std::int64_t num_slices = 0;
 };
@@ -39,16 +38,28 @@ struct MqaPasses {
   std::vector<mqa::PathRows> rows;        ///< one for every request of the batch
   std::vector<mqa::TileReference> tiles;  ///< of a request next to each other, in order
   std::vector<cache::cuda::KeyRun> runs;
-  std::vector<std::int64_t> first_rows;  ///< converted row of a request's key 0
+  /// Of every request of the batch the converted row of its key 0, in the stage that converts its keys; none where
+  /// no stage does.
+  std::vector<std::int64_t> first_rows;
   std::vector<MqaSlice> slices;
   std::vector<MqaStage> stages;
+
+  /// Empties it and keeps its memory.
+  void clear() noexcept {
+    rows.clear();
+    tiles.clear();
+    runs.clear();
+    first_rows.clear();
+    slices.clear();
+    stages.clear();
+  }
 };
 
-/// Requests whose keys are not converted make one stage, the first.
-/// @param converts  whether the keys of each of `rows` are
+/// Requests whose keys are not converted make one stage, the first. Without rows there is nothing at all.
 /// @param requests  of the batch
 /// @param group     rows a tile
-[[nodiscard]] MqaPasses plan_mqa_passes(std::span<const RowsOnPath> rows, const std::vector<bool>& converts,
-                                        std::int64_t requests, std::int64_t group, const MqaCapacity& capacity);
+/// @param passes    takes the place of what it holds, in its memory
+void plan_mqa_passes(std::span<const RowsOnPath> rows, std::int64_t requests, std::int64_t group,
+                     const MqaCapacity& capacity, MqaPasses& passes);
 
 }  // namespace headrace::attention

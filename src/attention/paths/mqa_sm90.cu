@@ -35,6 +35,7 @@ class MqaRun {
         tables_(tables),
         lists_are_kept_(call.inputs.selection_kept && arenas.kept),
         memory_(arenas, attention_, extents, call.plan.blocking(Path::topk_mqa)),
+        products_(arenas.products),
         device_(call.plan.device().cuda->state()),
         projections_(device_.projections(geometry_)),
         q_(call.inputs.q.as<bfloat16>("q")),
@@ -49,7 +50,7 @@ class MqaRun {
     }
     const View<bfloat16> tokens(memory_.query, {q_.dim(0), geometry_.num_heads, geometry_.kv_lora_rank});
     if (memory_.rows_are_tokens) {
-      projections_.absorb_query(q_, kv_b_proj_, tokens, stream_);
+      projections_.absorb_query(q_, kv_b_proj_, tokens, products_, stream_);
     }
     for (const MqaStage& stage : tables_.passes.stages) {
       const mqa::sm90::KeyRows keys = stage.num_runs > 0 ? convert(stage) : keys_in_pages();
@@ -63,7 +64,7 @@ class MqaRun {
       }
     }
     if (memory_.rows_are_tokens) {
-      projections_.project_values(tokens, kv_b_proj_, call_.outputs.out, stream_);
+      projections_.project_values(tokens, kv_b_proj_, call_.outputs.out, products_, stream_);
     }
   }
 
@@ -74,13 +75,14 @@ class MqaRun {
     const View<bfloat16> latent(memory_.converted, 2, {stage.keys, geometry_.kv_lora_rank}, {row, 1});
     const View<bfloat16> rope_key(memory_.converted + geometry_.kv_lora_rank, 2,
                                   {stage.keys, geometry_.qk_rope_head_dim}, {row, 1});
-    cache::cuda::gather(geometry_, attention_.format, call_.inputs.cache, call_.inputs.requests,
-                        View<const cache::cuda::KeyRun>(tables_.runs + stage.first_run, {stage.num_runs}), latent,
-                        rope_key, stream_);
+    cache::cuda::gather(
+        geometry_, attention_.format, call_.inputs.cache, call_.inputs.requests,
+        View<const cache::cuda::KeyRun>(tables_.runs.in(call_.plan.tables()) + stage.first_run, {stage.num_runs}),
+        latent, rope_key, stream_);
     mqa::sm90::KeyRows keys;
     keys.data = reinterpret_cast<const std::byte*>(memory_.converted);
     keys.row_stride = row * size_of(DType::bfloat16);
-    keys.first_row = tables_.first_rows + stage.first_row_of;
+    keys.first_row = tables_.first_rows.in(call_.plan.tables());
     keys.num_rows = stage.keys;
     return keys;
   }
@@ -96,12 +98,12 @@ class MqaRun {
     const View<bfloat16> nope(reinterpret_cast<bfloat16*>(memory_.slots),
                               {rows, geometry_.num_heads, geometry_.qk_nope_head_dim});
     mqa::copy_to_slots(lists.tiles, memory_.group, q_, nope, stream_);
-    projections_.absorb_query(nope, kv_b_proj_, query, stream_);
+    projections_.absorb_query(nope, kv_b_proj_, query, products_, stream_);
     launch(lists, keys, query);
     const std::int64_t v = geometry_.v_head_dim;
     const AnyView values(memory_.slots, call_.outputs.out.dtype(), 3, {rows, geometry_.num_heads, v},
                          {geometry_.num_heads * v, v, 1});
-    projections_.project_values(query, kv_b_proj_, values, stream_);
+    projections_.project_values(query, kv_b_proj_, values, products_, stream_);
     mqa::copy_from_slots(lists.tiles, memory_.group, values, call_.outputs.out, stream_);
   }
 
@@ -117,19 +119,20 @@ class MqaRun {
     if (lists_are_kept_) {
       return lists;
     }
-    mqa::build_union_lists(
-        {.rule = attention_.rule,
-         .selection = call_.inputs.selection,
-         .requests = call_.inputs.requests,
-         .rows = View<const mqa::PathRows>(tables_.rows, {requests_}),
-         .tiles = View<const mqa::TileReference>(tables_.tiles + slice.first_tile, {slice.num_tiles}),
-         .group = memory_.group,
-         .tokens = q_.dim(0),
-         .keys_bound = slice.keys,
-         .lists = lists,
-         .page_map = map_,
-         .page_size = call_.inputs.cache.page_size},
-        stream_);
+    mqa::build_union_lists({.rule = attention_.rule,
+                            .selection = call_.inputs.selection,
+                            .requests = call_.inputs.requests,
+                            .rows = View<const mqa::PathRows>(tables_.rows.in(call_.plan.tables()), {requests_}),
+                            .tiles = View<const mqa::TileReference>(
+                                tables_.tiles.in(call_.plan.tables()) + slice.first_tile, {slice.num_tiles}),
+                            .group = memory_.group,
+                            .tokens = q_.dim(0),
+                            .keys_bound = slice.keys,
+                            .lists = lists,
+                            .page_map = map_,
+                            .page_size = call_.inputs.cache.page_size,
+                            .counter = memory_.counter},
+                           stream_);
     return lists;
   }
 
@@ -155,6 +158,7 @@ class MqaRun {
     }
     pass.sink = call_.weights.sink.empty() ? nullptr : call_.weights.sink.data();
     pass.counter = memory_.counter;
+    pass.counter_is_clear = !lists_are_kept_;  // what builds them has done it
     mqa::sm90::launch(pass, device_.capability.multiprocessors, stream_);
   }
 
@@ -164,6 +168,7 @@ class MqaRun {
   const MqaTables& tables_;
   bool lists_are_kept_;  ///< those of the call before
   MqaMemory memory_;
+  std::span<std::byte> products_;
   CudaDevice::State& device_;
   const cuda::Projections& projections_;
   View<const bfloat16> q_;
@@ -182,9 +187,7 @@ Support MqaSm90::support() const {
   return {.compute = kCompute, .formats = kFormats};
 }
 
-std::vector<std::string> MqaSm90::unmet_by_rows(const Attention& attention, std::int64_t /*begin*/,
-                                                std::int64_t /*end*/, bool /*exact*/) const {
-  const Geometry& g = attention.geometry;
+std::vector<std::string> MqaSm90::unmet_by_geometry(const Geometry& g) const {
   std::vector<std::string> unmet = mqa::sm90::unmet_requirements(g);
   if (g.qk_nope_head_dim % 8 != 0 || g.v_head_dim % 8 != 0) {
     unmet.push_back("its products need a qk_nope_head_dim and a v_head_dim that are multiples of 8, not " +
@@ -211,19 +214,24 @@ std::int64_t MqaSm90::kept_bytes(const Attention& attention, const Extents& exte
   return memory.has_all_lists ? arenas.kept->used() : 0;
 }
 
+std::int64_t MqaSm90::table_bound(const Attention& attention, const Extents& extents, std::int64_t /*budget*/) const {
+  return table_bytes<mqa::PathRows>(extents.requests) + table_bytes<mqa::TileReference>(all_tiles(attention, extents)) +
+         table_bytes<cache::cuda::KeyRun>(std::min(extents.rows, extents.requests)) +
+         table_bytes<std::int64_t>(extents.requests);
+}
+
 Blocking MqaSm90::choose_blocking(const Attention& attention, const Extents& extents, std::int64_t budget) const {
   return choose_mqa_blocking(attention, extents, budget);
 }
 
-MqaPasses MqaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const {
+void MqaSm90::plan_passes(const Plan& plan, std::span<RowsOnPath> rows, MqaPasses& passes) {
   const Blocking& blocking = plan.blocking(Path::topk_mqa);
   const std::int64_t group = mqa::group_of(plan.attention().geometry.num_heads);
-  std::vector<bool> converts;
-  for (const RowsOnPath& some : rows) {
-    converts.push_back(converts_keys(plan.attention(), blocking, some.row_count, some.keys));
+  for (RowsOnPath& some : rows) {
+    some.converts = converts_keys(plan.attention(), blocking, some.row_count, some.keys);
   }
-  return plan_mqa_passes(rows, converts, static_cast<std::int64_t>(plan.requests().size()), group,
-                         {.tiles = blocking.query_slice / group, .keys = blocking.context_block});
+  plan_mqa_passes(rows, static_cast<std::int64_t>(plan.requests().size()), group,
+                  {.tiles = blocking.query_slice / group, .keys = blocking.context_block}, passes);
 }
 
 void MqaSm90::validate(const Call& call, std::int64_t tokens) {
@@ -262,6 +270,7 @@ void MqaSm90::load() {
   mqa::sm90::load();
   mqa::load_union_lists();
   mqa::load_slot_rows();
+  cuda::load_bit_masks();  // with them the page map
 }
 
 }  // namespace headrace::attention

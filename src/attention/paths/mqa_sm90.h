@@ -9,19 +9,20 @@
 #include "attention/arena.h"
 #include "attention/paths/mqa_passes.h"
 #include "attention/paths/path.h"
+#include "attention/tables.h"
 #include "device/cuda/stream.h"
 #include "headrace/attention.h"
 
 namespace headrace::attention {
 
-/// The passes of topk_mqa and where their tables are on the GPU.
+/// The passes of topk_mqa and where their tables lie.
 struct MqaTables {
   MqaPasses passes;
   std::int64_t tokens = 0;  ///< of the batch, at most
-  const mqa::PathRows* rows = nullptr;
-  const mqa::TileReference* tiles = nullptr;
-  const cache::cuda::KeyRun* runs = nullptr;
-  const std::int64_t* first_rows = nullptr;
+  TableAt<mqa::PathRows> rows;
+  TableAt<mqa::TileReference> tiles;
+  TableAt<cache::cuda::KeyRun> runs;
+  TableAt<std::int64_t> first_rows;
 };
 
 /// topk_mqa on sm_90: where the cache is not bfloat16, convert the requests' keys; then for each slice of tiles build
@@ -38,7 +39,17 @@ class MqaSm90 final : public PathAlgorithm {
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
 
-  [[nodiscard]] MqaPasses plan_passes(const Plan& plan, std::span<const RowsOnPath> rows) const;
+  [[nodiscard]] std::int64_t table_bound(const Attention& attention, const Extents& extents,
+                                         std::int64_t budget) const override;
+
+  /// Serves any rows.
+  [[nodiscard]] bool serves_rows(const Attention& /*attention*/, std::int64_t /*begin*/, std::int64_t /*end*/,
+                                 bool /*exact*/) const override {
+    return true;
+  }
+
+  /// In the memory of earlier passes.
+  static void plan_passes(const Plan& plan, std::span<RowsOnPath> rows, MqaPasses& passes);
   /// Throws Error where inputs do not suit this path. @param tokens  of the batch the plan was made for, at most
   static void validate(const Call& call, std::int64_t tokens);
   /// @param extents  those the plan's workspace was sized for
@@ -48,8 +59,11 @@ class MqaSm90 final : public PathAlgorithm {
 
  private:
   [[nodiscard]] Support support() const override;
-  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
-                                                       bool exact) const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_geometry(const Geometry& geometry) const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& /*attention*/, std::int64_t /*begin*/,
+                                                       std::int64_t /*end*/, bool /*exact*/) const override {
+    return {};
+  }
 };
 
 }  // namespace headrace::attention

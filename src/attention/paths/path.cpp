@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "attention/segments.h"
@@ -16,29 +17,32 @@ double kv_b_proj_bytes(const Attention& attention) noexcept {
                              size_of(attention.compute));
 }
 
-Extents extents_on(Path path, const Attention& attention, const Device& device, std::span<const RequestPlan> requests,
-                   int threads) {
-  Extents extents{.requests = std::ssize(requests), .threads = threads};
+PathExtents extents_of(const Attention& attention, const Device& device, std::span<const RequestPlan> requests,
+                       int threads) {
+  PathExtents all;
+  all.fill({.requests = std::ssize(requests), .threads = threads});
+  std::array<std::int64_t, std::size(kPaths)> planned{};
   for (const RequestPlan& request : requests) {
     for (std::size_t s = 0; s < request.segments.size(); ++s) {
       const Segment& segment = request.segments[s];
-      if (segment.path != path) {
-        extents.other_rows += segment.end - segment.begin;
-        continue;
-      }
+      const auto p = static_cast<std::size_t>(segment.path);
       const std::int64_t rows = most_rows(request, s);
       const std::int64_t keys = most_keys(attention, device, segment.end, request.context_len + request.query_len);
-      extents.rows += rows;
-      extents.request_rows = std::max(extents.request_rows, rows);
-      extents.keys = std::max(extents.keys, keys);
-      extents.total_keys += keys;
+      planned[p] += segment.end - segment.begin;
+      all[p].rows += rows;
+      all[p].request_rows = std::max(all[p].request_rows, rows);
+      all[p].keys = std::max(all[p].keys, keys);
+      all[p].total_keys += keys;
     }
   }
-  return extents;
+  const std::int64_t every_row = std::accumulate(planned.begin(), planned.end(), std::int64_t{0});
+  for (std::size_t p = 0; p < all.size(); ++p) {
+    all[p].other_rows = every_row - planned[p];
+  }
+  return all;
 }
 
-std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& attention, std::int64_t begin,
-                                                           std::int64_t end, bool exact) const {
+std::vector<std::string> PathAlgorithm::unmet_by_attention(const Attention& attention) const {
   const Support can = support();
   std::vector<std::string> unmet;
   if (std::find(can.compute.begin(), can.compute.end(), attention.compute) == can.compute.end()) {
@@ -47,6 +51,15 @@ std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& atte
   if (std::find(can.formats.begin(), can.formats.end(), attention.format) == can.formats.end()) {
     unmet.push_back(fmt::format("it does not read the cache format {}", name_of(attention.format)));
   }
+  for (std::string& reason : unmet_by_geometry(attention.geometry)) {
+    unmet.push_back(std::move(reason));
+  }
+  return unmet;
+}
+
+std::vector<std::string> PathAlgorithm::unmet_requirements(const Attention& attention, std::int64_t begin,
+                                                           std::int64_t end, bool exact) const {
+  std::vector<std::string> unmet = unmet_by_attention(attention);
   for (std::string& reason : unmet_by_rows(attention, begin, end, exact)) {
     unmet.push_back(std::move(reason));
   }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -46,15 +49,17 @@ struct Extents {
   int threads = 1;
 };
 
-/// What the workspace must serve of a plan on one path.
-[[nodiscard]] Extents extents_on(Path path, const Attention& attention, const Device& device,
-                                 std::span<const RequestPlan> requests, int threads);
+/// What the workspace must serve of a plan on each path.
+using PathExtents = std::array<Extents, std::size(kPaths)>;
+[[nodiscard]] PathExtents extents_of(const Attention& attention, const Device& device,
+                                     std::span<const RequestPlan> requests, int threads);
 
 /// A path's workspace on a GPU: what the paths take in turns and, where layers that share a selection may use again
 /// what the path makes of it, a place for that alone.
 struct PathArenas {
   Arena scratch;
   std::optional<Arena> kept = std::nullopt;
+  std::span<std::byte> products = {};  ///< what matrix products take, which no path counts as its own
 
   [[nodiscard]] Arena& of_selection() noexcept { return kept ? *kept : scratch; }
 };
@@ -82,6 +87,11 @@ class PathAlgorithm {
   /// Reasons why it cannot serve rows [begin, end) of a request; empty when it can.
   [[nodiscard]] std::vector<std::string> unmet_requirements(const Attention& attention, std::int64_t begin,
                                                             std::int64_t end, bool exact) const;
+  /// Those of them that do not lie in the rows: empty when it serves some rows of the attention.
+  [[nodiscard]] std::vector<std::string> unmet_by_attention(const Attention& attention) const;
+  /// Whether none of them lies in the rows: asked for every request of a step, and answered without texts.
+  [[nodiscard]] virtual bool serves_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
+                                         bool exact) const = 0;
   /// @param query_slice  rows at once, >= 1
   [[nodiscard]] virtual Work count_work(const Attention& attention, std::int64_t begin, std::int64_t end,
                                         std::int64_t query_slice) const = 0;
@@ -91,6 +101,12 @@ class PathAlgorithm {
   /// How many of them are for what it makes of a selection, if a call leaves all of that there; else 0.
   [[nodiscard]] virtual std::int64_t kept_bytes(const Attention& /*attention*/, const Extents& /*extents*/,
                                                 const Blocking& /*blocking*/) const {
+    return 0;
+  }
+  /// Bytes that its tables take on a GPU at most, for plans whose sizes are within `extents` and that have `budget`
+  /// bytes of workspace.
+  [[nodiscard]] virtual std::int64_t table_bound(const Attention& /*attention*/, const Extents& /*extents*/,
+                                                 std::int64_t /*budget*/) const {
     return 0;
   }
   /// The blocking that does the least work within `budget` bytes, or, when none fits, the one that takes the least.
@@ -106,7 +122,9 @@ class PathAlgorithm {
 
  private:
   [[nodiscard]] virtual Support support() const = 0;
-  /// Reasons that lie in the rows themselves.
+  /// Reasons that lie in the dimensions.
+  [[nodiscard]] virtual std::vector<std::string> unmet_by_geometry(const Geometry& geometry) const = 0;
+  /// Reasons that lie in the rows themselves: none where serves_rows.
   [[nodiscard]] virtual std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin,
                                                                std::int64_t end, bool exact) const = 0;
 };
@@ -134,7 +152,11 @@ class CpuPath : public PathAlgorithm {
 /// The algorithm behind a path on a device.
 [[nodiscard]] const PathAlgorithm& algorithm_of(Path path, const Device& device);
 
-/// What proves, or does not, that rows [begin, end) may go down dense_mha: the reasons against it.
+/// The first of the rows [begin, end) that nothing proves covered, which dense_mha therefore does not serve; none where
+/// all are.
+[[nodiscard]] std::optional<std::int64_t> first_uncovered(const SelectionRule& rule, std::int64_t begin,
+                                                          std::int64_t end, bool exact) noexcept;
+/// That as a reason against dense_mha.
 [[nodiscard]] std::vector<std::string> uncovered_rows(const SelectionRule& rule, std::int64_t begin, std::int64_t end,
                                                       bool exact);
 

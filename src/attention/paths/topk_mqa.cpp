@@ -202,10 +202,16 @@ class TopkMqa final : public CpuPath {
                                              const Blocking& blocking) const override;
   [[nodiscard]] Blocking choose_blocking(const Attention& attention, const Extents& extents,
                                          std::int64_t budget) const override;
+  /// Serves any rows of any dimensions.
+  [[nodiscard]] bool serves_rows(const Attention& /*attention*/, std::int64_t /*begin*/, std::int64_t /*end*/,
+                                 bool /*exact*/) const override {
+    return true;
+  }
   void run(const Call& call, std::span<const Rows> rows, Arena arena) const override;
 
  private:
   [[nodiscard]] Support support() const override;
+  [[nodiscard]] std::vector<std::string> unmet_by_geometry(const Geometry& /*geometry*/) const override { return {}; }
   [[nodiscard]] std::vector<std::string> unmet_by_rows(const Attention& attention, std::int64_t begin, std::int64_t end,
                                                        bool exact) const override;
 };

@@ -1,23 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include "attention/mha/bit_mask_cuda.h"
 #include "attention/mha/sm90.h"
 #include "attention/mqa/sm90.h"
+#include "attention/paths/cuda_path.h"
 #include "attention/paths/mqa_sm90.h"
+#include "cache/cuda.h"
+#include "device/cuda/current.h"
 #include "device/cuda/device.h"
 #include "device/cuda/stream.h"
 #include "headrace/error.h"
 
 namespace headrace {
 
-const attention::cuda::Projections& CudaDevice::State::projections(const Geometry& g) {
+const attention::cuda::Projections& CudaDevice::State::prepare(const Geometry& g) {
   const std::scoped_lock lock(mutex_);
   const auto key = std::make_tuple(g.num_heads, g.kv_lora_rank, g.qk_nope_head_dim, g.qk_rope_head_dim, g.v_head_dim);
   const auto found = projections_.find(key);
   if (found != projections_.end()) {
     return found->second;
   }
-  const auto& made = projections_.try_emplace(key, products, g).first->second;
+  const device::cuda::CurrentDevice current(ordinal);
+  attention::cuda::Projections made(products, g);
   made.warm_up(Stream{});
-  return made;
+  cache::cuda::load();
+  attention::load_upload();
+  if (attention::mha::sm90::unmet_requirements(g).empty()) {
+    attention::mha::sm90::load(g);
+    attention::cuda::load_bit_masks();
+  }
+  if (attention::mqa::sm90::unmet_requirements(g).empty()) {
+    attention::MqaSm90::load();
+  }
+  device::cuda::synchronize(Stream{});
+  return projections_.emplace(key, std::move(made)).first->second;
 }
 
 int CudaDevice::count() noexcept { return device::cuda::device_count(); }
@@ -32,7 +49,7 @@ CudaDevice::CudaDevice(int ordinal) {
                 found == 1 ? "0, the one GPU that was found" : "one of the GPUs 0 to " + std::to_string(found - 1),
                 std::to_string(ordinal));
   }
-  device::cuda::make_current(ordinal);
+  const device::cuda::CurrentDevice current(ordinal);
   state_ = std::make_unique<State>();
   state_->ordinal = ordinal;
   state_->capability = device::cuda::probe(ordinal);
@@ -50,13 +67,7 @@ const std::string& CudaDevice::unmet() const noexcept { return state_->unmet; }
 
 void CudaDevice::warm_up(const Attention& attention) {
   attention.validate();
-  device::cuda::make_current(ordinal());
-  static_cast<void>(state_->projections(attention.geometry));
-  attention::mha::sm90::load(attention.geometry);
-  if (attention::mqa::sm90::unmet_requirements(attention.geometry).empty()) {
-    attention::MqaSm90::load();
-  }
-  device::cuda::synchronize(Stream{});
+  state_->prepare(attention.geometry);
 }
 
 }  // namespace headrace

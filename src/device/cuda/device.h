@@ -19,8 +19,10 @@ struct CudaDevice::State {
   std::string unmet;
   device::cuda::ProductLibrary products;
 
-  /// The products of a geometry; chosen and loaded when first asked for.
-  [[nodiscard]] const attention::cuda::Projections& projections(const Geometry& geometry);
+  /// Chooses the products of a geometry and loads them and every kernel that it may take, when first asked; waits then.
+  const attention::cuda::Projections& prepare(const Geometry& geometry);
+  /// The products of a geometry that was prepared.
+  [[nodiscard]] const attention::cuda::Projections& projections(const Geometry& geometry) { return prepare(geometry); }
 
  private:
   std::mutex mutex_;

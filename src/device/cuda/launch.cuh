@@ -25,6 +25,13 @@ void launch(std::string_view name, void (*kernel)(Params...), dim3 grid, dim3 bl
   check_launch(name);
 }
 
+/// Loads a kernel's code onto the current device, which its first launch would do, at a time when it may.
+template <class... Params>
+void load(void (*kernel)(Params...)) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+}
+
 /// Lets blocks of a kernel have as much dynamic shared memory, beyond the 48 KiB that need no asking; also loads its
 /// code.
 template <class... Params>

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@
 namespace headrace::device::cuda {
 namespace {
 
-/// What cuBLAS recommends for Hopper.
+/// What an algorithm may take: cuBLAS recommends as much for Hopper.
 constexpr std::int64_t kWorkspaceBytes = std::int64_t{32} << 20;
 constexpr std::uint32_t kAlignment = 16;
 constexpr int kCandidates = 8;
@@ -160,13 +161,12 @@ void expect_aligned(const char* name, const Operand& view, std::int64_t element_
 }  // namespace
 
 struct ProductLibrary::State {
-  State() : workspace(kWorkspaceBytes) { check(cublasLtCreate(&handle), "cublasLtCreate"); }
+  State() { check(cublasLtCreate(&handle), "cublasLtCreate"); }
   ~State() { cublasLtDestroy(handle); }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
   cublasLtHandle_t handle = nullptr;
-  DeviceBuffer workspace;
 };
 
 ProductLibrary::ProductLibrary() : state_(std::make_unique<State>()) {}
@@ -193,8 +193,14 @@ struct Product::State {
                                                                  preference.get(), kCandidates, found.data(), &count);
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
       const auto& candidate = found[static_cast<std::size_t>(i)];
-      if (candidate.state == CUBLAS_STATUS_SUCCESS && runs(candidate.algo, first) &&
-          runs(candidate.algo, std::min(range.last, kMostRows))) {
+      if (candidate.state != CUBLAS_STATUS_SUCCESS) {
+        continue;
+      }
+      // What split sums take grows with the rows.
+      const std::optional<std::int64_t> least = bytes_of(candidate.algo, first);
+      const std::optional<std::int64_t> most = bytes_of(candidate.algo, std::min(range.last, kMostRows));
+      if (least && most) {
+        workspace_bytes = std::max({workspace_bytes, *least, *most});
         return candidate.algo;
       }
     }
@@ -202,12 +208,14 @@ struct Product::State {
                 to_string(shape) + " (" + cublasLtGetStatusString(status) + ")");
   }
 
-  [[nodiscard]] bool runs(const cublasLtMatmulAlgo_t& algorithm, std::int64_t rows) {
+  /// Bytes of workspace that an algorithm takes for so many rows; none where it does not run.
+  [[nodiscard]] std::optional<std::int64_t> bytes_of(const cublasLtMatmulAlgo_t& algorithm, std::int64_t rows) {
     Layouts m = layouts(shape, rows, contiguous(shape));
     cublasLtMatmulHeuristicResult_t result{};
-    return cublasLtMatmulAlgoCheck(library.handle, &description, &m.b, &m.a, &m.c, &m.c, &algorithm, &result) ==
-               CUBLAS_STATUS_SUCCESS &&
-           static_cast<std::int64_t>(result.workspaceSize) <= kWorkspaceBytes;
+    const bool runs = cublasLtMatmulAlgoCheck(library.handle, &description, &m.b, &m.a, &m.c, &m.c, &algorithm,
+                                              &result) == CUBLAS_STATUS_SUCCESS;
+    const auto bytes = static_cast<std::int64_t>(result.workspaceSize);
+    return runs && bytes <= kWorkspaceBytes ? std::optional(bytes) : std::nullopt;
   }
 
   [[nodiscard]] const cublasLtMatmulAlgo_t& algorithm_for(std::int64_t rows) const {
@@ -218,13 +226,14 @@ struct Product::State {
     return algorithms[i];
   }
 
-  void run(std::int64_t rows, const Strides& strides, const void* a, const void* b, void* c, Stream stream) {
+  void run(std::int64_t rows, const Strides& strides, const void* a, const void* b, void* c,
+           std::span<std::byte> workspace, Stream stream) {
     Layouts m = layouts(shape, rows, strides);
     constexpr float kOne = 1.0F;
     constexpr float kZero = 0.0F;
     check(cublasLtMatmul(library.handle, &description, &kOne, b, &m.b, a, &m.a, &kZero, c, &m.c, c, &m.c,
-                         &algorithm_for(rows), library.workspace.data(), static_cast<std::size_t>(kWorkspaceBytes),
-                         native(stream)),
+                         &algorithm_for(rows), workspace_bytes == 0 ? nullptr : workspace.data(),
+                         static_cast<std::size_t>(workspace_bytes), native(stream)),
           "cublasLtMatmul");
   }
 
@@ -232,6 +241,7 @@ struct Product::State {
   ProductShape shape;
   cublasLtMatmulDescOpaque_t description;  // cuBLASLt takes it as not const, and does not change it
   std::array<cublasLtMatmulAlgo_t, kRowRanges.size()> algorithms{};
+  std::int64_t workspace_bytes = 0;
 };
 
 Product::Product(const ProductLibrary& library, const ProductShape& shape) {
@@ -249,17 +259,22 @@ void Product::warm_up(Stream stream) const {
   const DeviceArray<std::uint16_t> a(most * shape.batch * shape.inner);
   const DeviceArray<std::uint16_t> b(shape.batch * shape.inner * shape.columns);
   const DeviceBuffer c(most * shape.batch * shape.columns * size_of(shape.out));
+  const DeviceBuffer workspace(state_->workspace_bytes);
   a.bytes().fill(std::byte{0});
   b.bytes().fill(std::byte{0});
   std::int64_t rows = 1;
   for (const RowRange& range : kRowRanges) {
-    state_->run(rows, contiguous(shape), a.data(), b.data(), c.data(), stream);
+    state_->run(rows, contiguous(shape), a.data(), b.data(), c.data(),
+                {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, stream);
     rows = range.last == std::numeric_limits<std::int64_t>::max() ? rows : range.last + 1;
   }
   synchronize(stream);
 }
 
-void Product::run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, Stream stream) const {
+std::int64_t Product::workspace_bytes() const noexcept { return state_->workspace_bytes; }
+
+void Product::run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, std::span<std::byte> workspace,
+                  Stream stream) const {
   const ProductShape& shape = state_->shape;
   const std::int64_t rows = a.rank() == 3 ? a.dim(0) : -1;
   a.expect("product a", {-1, shape.batch, shape.inner});
@@ -282,7 +297,11 @@ void Product::run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, Str
                         .b_batch = b.stride(0),
                         .c_row = c.stride(0),
                         .c_batch = c.stride(1)};
-  state_->run(rows, strides, a.data(), b.data(), c.data(), stream);
+  if (static_cast<std::int64_t>(workspace.size()) < state_->workspace_bytes) {
+    throw Error("product workspace", "at least " + std::to_string(state_->workspace_bytes) + " bytes",
+                std::to_string(workspace.size()));
+  }
+  state_->run(rows, strides, a.data(), b.data(), c.data(), workspace, stream);
 }
 
 }  // namespace headrace::device::cuda

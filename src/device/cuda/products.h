@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "device/cuda/stream.h"
 #include "headrace/dtype.h"
@@ -10,8 +12,7 @@
 
 namespace headrace::device::cuda {
 
-/// cuBLASLt and the workspace of its products, for the device that is current at construction. Products of one of these
-/// must not run on two streams at once: they share the workspace.
+/// cuBLASLt, for the device that is current at construction. Nothing in it is written by a product.
 class ProductLibrary {
  public:
   ProductLibrary();
@@ -51,12 +52,18 @@ class Product {
   /// Runs every algorithm once, on memory of its own, and waits: afterwards their code is on the device.
   void warm_up(Stream stream) const;
 
+  /// Bytes of workspace that its algorithms take at most: 0 where no sums are split.
+  [[nodiscard]] std::int64_t workspace_bytes() const noexcept;
+
   /// Queues the product; allocates nothing and can be captured in a graph.
   /// @param a  [rows, batch, inner]
   /// @param b  [batch, columns, inner] or [batch, inner, columns]
   /// @param c  [rows, batch, columns] of the shape's dtype
+  /// @param workspace  of at least workspace_bytes(), at a multiple of 256 bytes; its content means nothing before and
+  ///                   after
   /// @throws Error unless the last dim of each is contiguous, and addresses and other strides are multiples of 16 bytes
-  void run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, Stream stream) const;
+  void run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, std::span<std::byte> workspace,
+           Stream stream) const;
 
  private:
   struct State;

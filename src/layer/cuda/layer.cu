@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cache/cuda.h"
+#include "device/cuda/current.h"
 #include "device/cuda/device.h"
-#include "device/cuda/probe.h"
 #include "headrace/cuda_layer.h"
 #include "headrace/error.h"
 #include "layer/cuda/indexer.h"
@@ -36,7 +36,8 @@ struct Resident {
         device(std::move(device)),
         weights(this->device->state().products, weights),
         frequencies(rope_frequencies(this->config.rope)),
-        inverse(frequencies.inverse) {
+        inverse(frequencies.inverse),
+        product_memory(this->weights.product_bytes()) {
     this->weights.warm_up(Stream{});
     load_row_steps();
     if (this->weights.indexer) {
@@ -51,6 +52,11 @@ struct Resident {
   WeightsOnDevice weights;
   RopeFrequencies frequencies;
   device::cuda::DeviceArray<double> inverse;
+  device::cuda::DeviceBuffer product_memory;  ///< what products take while they run
+
+  [[nodiscard]] std::span<std::byte> for_products() const noexcept {
+    return {product_memory.data(), static_cast<std::size_t>(product_memory.size_bytes())};
+  }
 
   Scratch low_rank;
   Scratch q;
@@ -112,7 +118,7 @@ class Projection {
   void keys(CudaProjected& out) const {
     const Geometry& g = state_.config.geometry;
     const View<bfloat16> kv_a = state_.kv_a.take<bfloat16>({tokens_, g.latent_dim()}, stream_);
-    state_.weights.kv_a_proj.run(hidden_, kv_a, stream_);
+    state_.weights.kv_a_proj.run(hidden_, kv_a, state_.for_products(), stream_);
     const View<bfloat16> latent = columns(kv_a, 0, g.kv_lora_rank);
     layer::cuda::rms_norm(latent, state_.weights.kv_a_norm.view_as<float>(), state_.config.kv_a_norm_epsilon, stream_);
     out.latent = latent;
@@ -132,15 +138,15 @@ class Projection {
     const View<bfloat16> q = state_.q.take<bfloat16>({tokens_, g.num_heads, g.qk_head_dim()}, stream_);
     if (state_.weights.q_a_proj) {
       const View<bfloat16> low_rank = state_.low_rank.take<bfloat16>({tokens_, *state_.config.q_lora_rank}, stream_);
-      state_.weights.q_a_proj->run(hidden_, low_rank, stream_);
+      state_.weights.q_a_proj->run(hidden_, low_rank, state_.for_products(), stream_);
       layer::cuda::rms_norm(low_rank, state_.weights.q_a_norm.view_as<float>(), state_.config.q_a_norm_epsilon,
                             stream_);
-      state_.weights.q_b_proj->run(low_rank, flat(q), stream_);
+      state_.weights.q_b_proj->run(low_rank, flat(q), state_.for_products(), stream_);
       if (scoring && state_.weights.indexer) {
         index_queries(*state_.weights.indexer, *state_.config.indexer, low_rank, out);
       }
     } else {
-      state_.weights.q_proj->run(hidden_, flat(q), stream_);
+      state_.weights.q_proj->run(hidden_, flat(q), state_.for_products(), stream_);
     }
     if (g.qk_rope_head_dim > 0) {
       layer::cuda::rotate(head_dims(q, g.qk_nope_head_dim, g.qk_head_dim()), table_, state_.config.rope.interleave,
@@ -153,7 +159,7 @@ class Projection {
   void index_keys(const layer::cuda::IndexerOnDevice& weights, const IndexerGeometry& indexer,
                   CudaProjected& out) const {
     const View<bfloat16> key = state_.index_key.take<bfloat16>({tokens_, indexer.head_dim}, stream_);
-    weights.wk.run(hidden_, key, stream_);
+    weights.wk.run(hidden_, key, state_.for_products(), stream_);
     layer::cuda::layer_norm(key, weights.k_norm_weight.view_as<float>(), weights.k_norm_bias.view_as<float>(),
                             indexer.key_norm_epsilon, stream_);
     if (indexer.rope_dim > 0) {
@@ -162,7 +168,7 @@ class Projection {
     out.index_key = key;
     if (indexer.kpool) {
       const View<bfloat16> gate = state_.index_gate.take<bfloat16>({tokens_, indexer.head_dim}, stream_);
-      weights.gate->run(hidden_, gate, stream_);
+      weights.gate->run(hidden_, gate, state_.for_products(), stream_);
       out.index_gate = gate;
     }
   }
@@ -171,14 +177,14 @@ class Projection {
                      View<const bfloat16> low_rank, CudaProjected& out) const {
     const View<bfloat16> query =
         state_.index_query.take<bfloat16>({tokens_, indexer.num_heads, indexer.head_dim}, stream_);
-    weights.wq_b.run(low_rank, flat(query), stream_);
+    weights.wq_b.run(low_rank, flat(query), state_.for_products(), stream_);
     if (indexer.rope_dim > 0) {
       layer::cuda::rotate(head_dims(query, 0, indexer.rope_dim), table_, indexer.rope_interleave, stream_);
     }
     out.index_query = query;
     const View<float> product =
         state_.head_weight_product.take<float>({tokens_, weights.weights_proj.columns()}, stream_);
-    weights.weights_proj.run(hidden_, product, stream_);
+    weights.weights_proj.run(hidden_, product, state_.for_products(), stream_);
     const View<float> weight = state_.index_weight.take<float>({tokens_, indexer.num_heads}, stream_);
     const double factor = 1.0 / std::sqrt(static_cast<double>(indexer.num_heads * indexer.head_dim));
     layer::cuda::scale_head_weights(product, factor, weight, stream_);
@@ -205,7 +211,6 @@ void validate(const ModelConfig& config, std::int64_t layer, const LayerWeights&
   if (device == nullptr) {
     throw Error("device", "a GPU", "none");
   }
-  device::cuda::make_current(device->ordinal());
 }
 
 }  // namespace
@@ -213,6 +218,7 @@ void validate(const ModelConfig& config, std::int64_t layer, const LayerWeights&
 CudaLayer::CudaLayer(ModelConfig config, std::int64_t layer, const LayerWeights& weights,
                      std::shared_ptr<CudaDevice> device) {
   validate(config, layer, weights, device);
+  const device::cuda::CurrentDevice current(device->ordinal());
   state_ = std::make_unique<State>(std::move(config), layer, weights, std::move(device));
 }
 
@@ -234,6 +240,7 @@ Attention CudaLayer::attention(CacheFormat format) const {
 
 CudaProjected CudaLayer::project(View<const bfloat16> hidden, View<const std::int32_t> positions, Stream stream,
                                  bool scoring) {
+  const device::cuda::CurrentDevice current(state_->device->ordinal());
   const Projection projection(*state_, hidden, positions, stream);
   CudaProjected result;
   projection.keys(result);
@@ -242,6 +249,7 @@ CudaProjected CudaLayer::project(View<const bfloat16> hidden, View<const std::in
 }
 
 CudaProjected CudaLayer::project_keys(View<const bfloat16> hidden, View<const std::int32_t> positions, Stream stream) {
+  const device::cuda::CurrentDevice current(state_->device->ordinal());
   CudaProjected result;
   Projection(*state_, hidden, positions, stream).keys(result);
   return result;
@@ -249,6 +257,7 @@ CudaProjected CudaLayer::project_keys(View<const bfloat16> hidden, View<const st
 
 void CudaLayer::append(const CudaProjected& projected, const LayerCaches& caches, CacheFormat format,
                        const Requests& requests, View<const std::int64_t> slot_mapping, Stream stream) const {
+  const device::cuda::CurrentDevice current(state_->device->ordinal());
   cache::cuda::append(config().geometry, format, caches.latent, projected.latent, projected.rope_key, slot_mapping,
                       stream);
   if (scores()) {
@@ -260,6 +269,7 @@ void CudaLayer::append(const CudaProjected& projected, const LayerCaches& caches
 
 Selection CudaLayer::select(const Plan& plan, const CudaProjected& projected, const CacheView& index_cache,
                             const Requests& requests, std::int64_t workspace_bytes, Stream stream) {
+  const device::cuda::CurrentDevice current(state_->device->ordinal());
   if (!needs_selection(plan)) {
     return {};
   }
@@ -283,6 +293,7 @@ Selection CudaLayer::select(const Plan& plan, const CudaProjected& projected, co
 }
 
 void CudaLayer::output(View<const bfloat16> attended, View<bfloat16> out, Stream stream) const {
+  const device::cuda::CurrentDevice current(state_->device->ordinal());
   const Geometry& g = config().geometry;
   attended.expect("attended", {-1, g.num_heads, g.v_head_dim});
   if (attended.stride(2) != 1 || attended.stride(1) != g.v_head_dim) {
@@ -292,13 +303,14 @@ void CudaLayer::output(View<const bfloat16> attended, View<bfloat16> out, Stream
   out.expect("out", {attended.dim(0), config().hidden_size});
   const View<const bfloat16> rows(attended.data(), 2, {attended.dim(0), g.num_heads * g.v_head_dim},
                                   {attended.stride(0), 1});
-  state_->weights.o_proj.run(rows, out, stream);
+  state_->weights.o_proj.run(rows, out, state_->for_products(), stream);
 }
 
 void CudaLayer::forward(const Plan& plan, View<const bfloat16> hidden, View<const std::int32_t> positions,
                         const LayerCaches& caches, const Requests& requests, View<const std::int64_t> slot_mapping,
                         std::optional<Selection> shared, std::span<std::byte> workspace, View<bfloat16> out,
                         Stream stream, bool selection_kept) {
+  const device::cuda::CurrentDevice current(state_->device->ordinal());
   const bool scoring = !shared && needs_selection(plan);
   if (scoring && selection_kept) {
     throw Error("selection_kept", "false where the layer makes a selection of its own", "true");

@@ -40,12 +40,12 @@ Linear::Linear(const ProductLibrary& library, const ConstAnyView& weight, DType 
     : weight_(upload_padded(weight)),
       product_(library, {.columns = columns(), .inner = weight.dim(1), .b_transposed = true, .out = out}) {}
 
-void Linear::run(View<const bfloat16> x, AnyView out, Stream stream) const {
+void Linear::run(View<const bfloat16> x, AnyView out, std::span<std::byte> workspace, Stream stream) const {
   const AnyView weight = weight_.view();
   product_.run(View<const bfloat16>(x.data(), 3, {x.dim(0), 1, x.dim(1)}, {x.stride(0), 0, x.stride(1)}),
                View<const bfloat16>(static_cast<const bfloat16*>(weight.data()), {1, weight.dim(0), weight.dim(1)}),
                AnyView(out.data(), out.dtype(), 3, {out.dim(0), 1, out.dim(1)}, {out.stride(0), 0, out.stride(1)}),
-               stream);
+               workspace, stream);
 }
 
 IndexerOnDevice::IndexerOnDevice(const ProductLibrary& library, const IndexerWeights& weights)
@@ -72,22 +72,34 @@ WeightsOnDevice::WeightsOnDevice(const ProductLibrary& library, const LayerWeigh
   }
 }
 
-void WeightsOnDevice::warm_up(Stream stream) const {
+std::vector<const Linear*> WeightsOnDevice::products() const {
+  std::vector<const Linear*> all{&kv_a_proj, &o_proj};
   for (const std::optional<Linear>* linear : {&q_proj, &q_a_proj, &q_b_proj}) {
     if (linear->has_value()) {
-      (*linear)->warm_up(stream);
+      all.push_back(&**linear);
     }
   }
-  kv_a_proj.warm_up(stream);
-  o_proj.warm_up(stream);
   if (indexer) {
-    indexer->wq_b.warm_up(stream);
-    indexer->wk.warm_up(stream);
-    indexer->weights_proj.warm_up(stream);
+    all.insert(all.end(), {&indexer->wq_b, &indexer->wk, &indexer->weights_proj});
     if (indexer->gate) {
-      indexer->gate->warm_up(stream);
+      all.push_back(&*indexer->gate);
     }
   }
+  return all;
+}
+
+void WeightsOnDevice::warm_up(Stream stream) const {
+  for (const Linear* linear : products()) {
+    linear->warm_up(stream);
+  }
+}
+
+std::int64_t WeightsOnDevice::product_bytes() const {
+  std::int64_t most = 0;
+  for (const Linear* linear : products()) {
+    most = std::max(most, linear->product_bytes());
+  }
+  return most;
 }
 
 }  // namespace headrace::layer::cuda

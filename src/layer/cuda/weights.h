@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "device/cuda/products.h"
 #include "device/cuda/stream.h"
@@ -22,7 +25,9 @@ class Linear {
   [[nodiscard]] std::int64_t columns() const noexcept { return weight_.view().dim(0); }
   void warm_up(Stream stream) const { product_.warm_up(stream); }
   /// out [T, columns()] = x [T, inner] times the weight.
-  void run(View<const bfloat16> x, AnyView out, Stream stream) const;
+  /// @param workspace  of at least product_bytes()
+  void run(View<const bfloat16> x, AnyView out, std::span<std::byte> workspace, Stream stream) const;
+  [[nodiscard]] std::int64_t product_bytes() const noexcept { return product_.workspace_bytes(); }
 
  private:
   device::cuda::DeviceTensor weight_;
@@ -58,6 +63,11 @@ struct WeightsOnDevice {
 
   /// Loads every algorithm; waits.
   void warm_up(Stream stream) const;
+  /// Bytes of workspace that each product takes at most.
+  [[nodiscard]] std::int64_t product_bytes() const;
+
+ private:
+  [[nodiscard]] std::vector<const Linear*> products() const;
 };
 
 }  // namespace headrace::layer::cuda

@@ -65,6 +65,9 @@ class Bench {
 /// attend from query and paged cache to output, on the shapes of the project's targets; false where a result is wrong.
 bool bench_attend(const Bench& bench);
 
+/// What a step takes of the host: plan, upload, attend.
+void bench_host();
+
 /// Union lists and the top-k MQA kernel, on the shapes of the project's targets.
 void bench_topk(const Bench& bench);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gpu_bench [attend|topk]: what attend takes on the GPU, what top-k MQA does, and what the kernels around flash
+// gpu_bench [attend|topk|host]: what attend takes on the GPU, what top-k MQA does, and what the kernels around flash
 // attention take beside what their bytes or FLOPs must take.
 #include <fmt/format.h>
 
@@ -159,6 +159,8 @@ void bench_products(const Bench& bench) {
   const device::cuda::ProductLibrary library;
   const attention::cuda::Projections projections(library, g);
   projections.warm_up(bench.stream());
+  const device::cuda::DeviceBuffer workspace(projections.workspace_bytes());
+  const std::span<std::byte> scratch(workspace.data(), static_cast<std::size_t>(workspace.size_bytes()));
   const View<const bfloat16> kv_b_proj(weights.data(), {g.num_heads * head_rows, g.kv_lora_rank});
   const double head_flops = 2.0 * static_cast<double>(g.num_heads * g.kv_lora_rank);
   for (const std::int64_t n : {64, 128, 512, 1024, 2048, 4096, 8192, 16384}) {
@@ -166,7 +168,7 @@ void bench_products(const Bench& bench) {
     bench.time(fmt::format("up-projection of {} keys", n), 0.0, rows * head_flops * static_cast<double>(head_rows),
                [&](Stream stream) {
                  projections.up_project(View<const bfloat16>(latent.data(), {n, g.kv_lora_rank}), kv_b_proj,
-                                        View<bfloat16>(wide.data(), {n, g.num_heads, head_rows}), stream);
+                                        View<bfloat16>(wide.data(), {n, g.num_heads, head_rows}), scratch, stream);
                });
   }
   for (const std::int64_t n : {128, 1024, 8192}) {
@@ -175,24 +177,28 @@ void bench_products(const Bench& bench) {
                rows * head_flops * static_cast<double>(g.qk_nope_head_dim), [&](Stream stream) {
                  projections.absorb_query(View<const bfloat16>(wide.data(), {n, g.num_heads, g.qk_head_dim()}),
                                           kv_b_proj, View<bfloat16>(latent.data(), {n, g.num_heads, g.kv_lora_rank}),
-                                          stream);
+                                          scratch, stream);
                });
     bench.time(fmt::format("values of {} query tokens", n), 0.0, rows * head_flops * static_cast<double>(g.v_head_dim),
                [&](Stream stream) {
                  projections.project_values(View<const bfloat16>(latent.data(), {n, g.num_heads, g.kv_lora_rank}),
                                             kv_b_proj, View<bfloat16>(wide.data(), {n, g.num_heads, g.v_head_dim}),
-                                            stream);
+                                            scratch, stream);
                });
   }
 }
 
-/// @param only  `attend`: what a step as a whole takes; `topk`: top-k MQA; else everything
+/// @param only  `attend`: what a step as a whole takes; `topk`: top-k MQA; `host`: the host's time; else everything
 /// @return false where a result is wrong
 bool run(const std::string& only) {
   const auto gpu = device::cuda::probe(0);
   fmt::print("{}, {} multiprocessors, L2 {} MiB, driver for CUDA {}, runtime {}\n", gpu.name, gpu.multiprocessors,
              gpu.l2_bytes >> 20, gpu.driver_version, gpu.runtime_version);
   device::cuda::make_current(0);
+  if (only == "host") {
+    bench::bench_host();
+    return true;
+  }
   const Bench bench;
   if (only != "topk" && !bench::bench_attend(bench)) {
     return false;

@@ -23,6 +23,12 @@ void launch(std::string_view name, void (*kernel)(Params...), dim3 grid, dim3 bl
 }
 
 template <class... Params>
+void load(void (*kernel)(Params...)) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "cudaFuncGetAttributes");
+}
+
+template <class... Params>
 void allow_shared_memory(void (*kernel)(Params...), std::size_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
         "cudaFuncSetAttribute");
