@@ -224,7 +224,12 @@ StagesMaker with(const Fault& fault) {
 }
 
 /// The processor's stages hand out views on their own memory, which faults write to.
-std::byte* bytes_of(const CacheView& cache, std::int64_t slot) { return const_cast<std::byte*>(cache.row(slot)); }
+template <class T>
+T* writable(const void* data) {
+  return static_cast<T*>(const_cast<void*>(data));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+}
+
+std::byte* bytes_of(const CacheView& cache, std::int64_t slot) { return writable<std::byte>(cache.row(slot)); }
 
 std::int64_t value_bytes(CacheFormat format) {
   return format == CacheFormat::float32 ? 4 : format == CacheFormat::bfloat16 ? 2 : 1;
@@ -234,10 +239,10 @@ template <class Change>
 void change_values(const ConstAnyView& view, std::int64_t count, const Change& change) {
   for (std::int64_t i = 0; i < count; ++i) {
     if (view.dtype() == DType::float32) {
-      float& value = const_cast<float*>(static_cast<const float*>(view.data()))[i];
+      float& value = writable<float>(view.data())[i];
       value = change(i, value);
     } else {
-      bfloat16& value = const_cast<bfloat16*>(static_cast<const bfloat16*>(view.data()))[i];
+      bfloat16& value = writable<bfloat16>(view.data())[i];
       value = bfloat16(change(i, static_cast<float>(value)));
     }
   }

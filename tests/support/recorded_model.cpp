@@ -145,6 +145,7 @@ std::vector<Doubles> keys_of(const ModelConfig& config, const LayerMatrices& m, 
 /// Per token and head K_nope, then V: [S][H * (nope + v)].
 std::vector<Doubles> up_projected(const ModelConfig& config, const LayerMatrices& m, const std::vector<Doubles>& keys) {
   std::vector<Doubles> result;
+  result.reserve(keys.size());
   for (const Doubles& key : keys) {
     result.push_back(product(m.kv_b, std::span(key).first(at(config.geometry.kv_lora_rank)), m.in_bfloat16));
   }
