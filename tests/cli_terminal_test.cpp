@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <filesystem>
 #include <string>
 
@@ -116,7 +116,7 @@ TEST(Cli, MeasuringRatesShowsProgressOnATerminalOnly) {
   const Result piped = run(route + " --profile auto");
   EXPECT_EQ(piped.status, 0);
   EXPECT_EQ(piped.out.find("measuring"), std::string::npos);
-  EXPECT_EQ(piped.err.find("%"), std::string::npos) << piped.err;
+  EXPECT_EQ(piped.err.find('%'), std::string::npos) << piped.err;
 }
 
 /// `bench` while it runs.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -56,7 +57,7 @@ Result run_on_terminal(const std::string& arguments, int columns, const fs::path
   const std::string command = "XDG_CACHE_HOME=" + cache.string() + " exec " + HEADRACE_BINARY + " " + arguments;
   ::winsize size{};
   size.ws_row = 24;
-  size.ws_col = static_cast<unsigned short>(columns);
+  size.ws_col = static_cast<std::uint16_t>(columns);
   int terminal = -1;
   const pid_t child = forkpty(&terminal, nullptr, nullptr, &size);
   if (child < 0) {
