@@ -18,7 +18,7 @@
 
 namespace {
 
-std::size_t allocations = 0;
+std::size_t allocations = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 void* allocate(std::size_t bytes) {
   ++allocations;
@@ -193,9 +193,9 @@ TEST_P(RemakeMemory, IsAllocatedOnce) {
   SCOPED_TRACE("HEADRACE_TEST_SEED=" + std::to_string(seed));
   test::Random random(seed);
   const std::int64_t requests = GetParam();
-  std::vector<Lengths> steps;
-  for (int i = 0; i < 40; ++i) {
-    steps.push_back(random_lengths(random, requests, 9000));
+  std::vector<Lengths> steps(40);
+  for (Lengths& lengths : steps) {
+    lengths = random_lengths(random, requests, 9000);
   }
   const Attention attention{
       {16, 512, 256, 0, 256}, SelectionRule::kpool(2048, 4, true), 1.0 / 16.0, DType::bfloat16, CacheFormat::bfloat16};

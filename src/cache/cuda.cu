@@ -426,7 +426,7 @@ void gather(const Geometry& geometry, CacheFormat format, const CacheView& cache
 void load() {
   for (const CacheFormat format :
        {CacheFormat::float32, CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
-    with_format(format, []<CacheFormat kFormat>() {
+    with_format(format, [&]<CacheFormat kFormat>() {  // a capture, lest it is a function pointer too
       device::cuda::load(append_kernel<kFormat, float, true>);
       device::cuda::load(append_kernel<kFormat, float, false>);
       device::cuda::load(append_kernel<kFormat, __nv_bfloat16, true>);

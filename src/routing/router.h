@@ -71,7 +71,7 @@ class Router {
   std::int64_t requests_;
   bool exact_;
   routing::Budget budget_;
-  std::array<const attention::PathAlgorithm*, std::size(kPaths)> algorithms_;
+  std::array<const attention::PathAlgorithm*, std::size(kPaths)> algorithms_{};
   /// Keys for which each path was found to fit: what it takes at least grows with the keys.
   mutable std::array<std::int64_t, std::size(kPaths)> fitting_keys_{-1, -1, -1};
 };

@@ -25,7 +25,7 @@
 #if !defined(__SANITIZE_ADDRESS__)
 namespace {
 
-std::atomic<std::size_t> allocations{0};
+std::atomic<std::size_t> allocations{0};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 void* allocate(std::size_t bytes) {
   ++allocations;
@@ -98,7 +98,7 @@ class GpuPlan : public testing::Test {
     spec.seed = seed;
     return spec;
   }
-  [[nodiscard]] Limits limits() const {
+  [[nodiscard]] static Limits limits() {
     Limits limits;
     limits.device.cuda = gpu();
     return limits;
@@ -200,7 +200,7 @@ TEST_F(GpuPlan, TablesAreBounded) {
   int in_blocks = 0;
   for (int i = 0; i < 300 && !HasFailure(); ++i) {
     const Attention attention = random_attention(random_);
-    Limits limits = this->limits();
+    Limits limits = GpuPlan::limits();
     limits.max_tokens = 1 + random_.below(3000);
     limits.max_seq_len = 1 + random_.below(6000);
     limits.max_requests = random_.chance(0.5) ? 1 + random_.below(9) : 0;
@@ -335,9 +335,9 @@ TEST_F(GpuPlan, RemadeAllocatesNothingFromTheSecondStepOfASizeOn) {
   for (const std::int64_t requests : {1, 64, 256}) {
     const Attention attention{
         {16, 512, 256, 0, 256}, SelectionRule::kpool(2048, 4, true), 1.0 / 16.0, DType::bfloat16, CacheFormat::fp8};
-    std::vector<Lengths> steps;
-    for (int i = 0; i < 20; ++i) {
-      steps.push_back(random_lengths(random_, requests, 4000));
+    std::vector<Lengths> steps(20);
+    for (Lengths& lengths : steps) {
+      lengths = random_lengths(random_, requests, 4000);
     }
     Plan made = plan(attention, steps[0].batch(), limits());
     for (const Lengths& lengths : steps) {

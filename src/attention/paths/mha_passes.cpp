@@ -11,7 +11,6 @@ namespace {
 
 using mha::sm90::kQueryTile;
 using mha::sm90::QueryTile;
-using mha::sm90::RequestSpan;
 
 /// A slice of a request's rows with a block of its keys: what a pass has for one request.
 struct Piece {
