@@ -54,8 +54,9 @@ std::unique_ptr<HrMha> make_mha(const Attention& attention, const Batch& batch, 
   }
   constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
   const auto requests = static_cast<std::int64_t>(rows.size());
-  const attention::MhaPasses passes = attention::plan_mha_passes(
-      rows, requests, {.keys = kEverything, .slice_rows = kEverything}, mha::key_tile(attention.geometry), masked);
+  attention::MhaPasses passes;
+  attention::plan_mha_passes(rows, requests, {.keys = kEverything, .slice_rows = kEverything},
+                             mha::key_tile(attention.geometry), masked, passes);
   if (passes.passes.size() != 1) {
     throw Error("batch", "query tokens", "none");
   }

@@ -19,6 +19,7 @@
 #include "hostile_kit.h"
 #include "support/attention_case.h"
 #include "support/random.h"
+#include "uploaded_plan.h"
 
 namespace headrace::test {
 namespace {
@@ -172,7 +173,7 @@ class GuardedAttend {
     refill();
     const AnyView out = is_float32() ? AnyView(float32_.view()) : AnyView(bfloat16_.view());
     const auto start = std::chrono::steady_clock::now();
-    attend(plan_, {kv_b_proj_.view(), sink_.view()}, inputs, {out.slice(0, rows), lse_.view().slice(0, rows)},
+    attend(plan_.get(), {kv_b_proj_.view(), sink_.view()}, inputs, {out.slice(0, rows), lse_.view().slice(0, rows)},
            {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, Stream{});
     device::cuda::synchronize(Stream{});
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -216,7 +217,7 @@ class GuardedAttend {
   }
 
   const AttentionCase& problem_;
-  const Plan& plan_;
+  UploadedPlan plan_;
   Inputs host_;
   GuardedInput<bfloat16> q_;
   GuardedInput<bfloat16> kv_b_proj_;

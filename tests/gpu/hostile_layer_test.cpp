@@ -19,6 +19,7 @@
 #include "layer/random.h"
 #include "support/layer_run.h"
 #include "support/random.h"
+#include "uploaded_plan.h"
 
 namespace headrace::test {
 namespace {
@@ -82,13 +83,13 @@ TEST_P(HostileLayer, ForwardWritesAndReadsNothingOutside) {
   const std::int64_t tokens = step.tokens();
   Limits limits;
   limits.device.cuda = gpu;
-  const Plan made = plan(layer.attention(CacheFormat::bfloat16), {kTokens, kTokens, true}, limits);
+  const UploadedPlan made(plan(layer.attention(CacheFormat::bfloat16), {kTokens, kTokens, true}, limits));
 
   Tensor hidden(DType::bfloat16, {tokens, config.hidden_size});
   layer::fill_normal(hidden.view(), seed_, 1000, 1.0, 1);
   const GuardedCache latent(step.caches().latent);
   const GuardedCache index(step.caches().index);
-  const GuardedMemory workspace(made.workspace_bytes(), Guard::wide, kNan);
+  const GuardedMemory workspace(made.get().workspace_bytes(), Guard::wide, kNan);
   const GuardedOutput<bfloat16> out(2, {tokens, config.hidden_size, 0, 0}, {config.hidden_size + 8, 1, 0, 0});
   const device::cuda::OwnedStream stream;
 
@@ -104,7 +105,7 @@ TEST_P(HostileLayer, ForwardWritesAndReadsNothingOutside) {
       index.memory.refill();
       workspace.refill();
       out.refill();
-      layer.forward(made, hidden_input.view(), positions.view(), {latent.view, index.view}, requests.get(),
+      layer.forward(made.get(), hidden_input.view(), positions.view(), {latent.view, index.view}, requests.get(),
                     slots.view(), std::nullopt, {workspace.data(), at(workspace.size_bytes())}, out.view(), stream);
       device::cuda::synchronize(stream);
     };
