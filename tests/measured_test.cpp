@@ -65,7 +65,7 @@ TEST(NeededFlops, EachSegmentOfASplitRequestCountsAsItsPathDoes) {
   constexpr std::int64_t kTopk = 2048;
   const std::array<std::int32_t, 1> tokens{kTokens};
   const Plan made = plan_of(SelectionRule::lightning(kTopk), tokens, tokens, std::nullopt);
-  const std::vector<Segment>& segments = made.requests()[0].segments;
+  const Segments& segments = made.requests()[0].segments;
   ASSERT_EQ(segments.size(), 2U);
   ASSERT_EQ(segments[0].path, Path::dense_mha);
   ASSERT_EQ(segments[1].path, Path::topk_mqa);

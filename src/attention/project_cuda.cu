@@ -13,7 +13,7 @@ using device::cuda::ProductShape;
 std::int64_t head_rows(const Geometry& g) { return g.qk_nope_head_dim + g.v_head_dim; }
 
 ProductShape up_shape(const Geometry& g) {
-  return {.columns = g.num_heads * head_rows(g), .inner = g.kv_lora_rank, .b_transposed = true};
+  return {.columns = g.num_heads * head_rows(g), .inner = g.kv_lora_rank, .b_transposed = true, .split_sums = false};
 }
 
 ProductShape absorb_shape(const Geometry& g) {

@@ -3,6 +3,7 @@
 // attend on the GPU against the float64 oracle, on cases that the processor's tests are made from.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "case_on_device.h"
 #include "headrace/cuda.h"
 #include "headrace/error.h"
+#include "run_alone.h"
 #include "support/attention_case.h"
 #include "support/compare.h"
 #include "support/output_buffer.h"
@@ -107,6 +109,37 @@ TEST_P(Attend, BitsDoNotDependOnTheRestOfTheBatch) {
     const OutputBuffer beside = run_on_gpu(spoilt, plan_on_gpu(spoilt, spoilt.batch(), GetParam(), kNoLimit));
     ASSERT_EQ(first.bits(0, 200), beside.bits(0, 200)) << "a request with NaN keys spoils the one before it";
     ASSERT_EQ(first.bits(265, 266), beside.bits(265, 266)) << "a request with NaN keys spoils the one after it";
+  }
+}
+
+/// Keys are up-projected by other algorithms for up to 128, up to 1024 and more packed keys: a row's company decides.
+TEST_P(Attend, BitsDoNotDependOnTheCompanyNorOnCutsAtMultiplesOf64) {
+  for (int i = 0; i < std::min(random_cases(), 20); ++i) {
+    CaseSpec spec = random_spec(random_, GetParam() == Path::dense_mha);
+    spec.requests = {{200, 100}, {65, 0}, {1, 300}, {640, 0}};
+    for (std::int64_t other = random_.below(28); other > 0; --other) {
+      spec.requests.push_back({1 + random_.below(70), random_.below(70)});
+    }
+    spec.rule = GetParam() == Path::dense_mha ? SelectionRule::none() : SelectionRule::lightning(100);
+    spec.space = SelectionSpace::request_position;
+    SCOPED_TRACE(testing::Message() << spec);
+    const AttentionCase problem(spec);
+    const Plan whole = plan_on_gpu(problem, problem.batch(), GetParam(), random_limit(random_, problem, GetParam()));
+    const OutputBuffer together = run_on_gpu(problem, whole);
+    const CaseOnDevice on_device(problem);
+    OutputBuffer apart = problem.output_buffer();
+    const OutputsOnDevice outputs(apart.outputs());
+    for (std::size_t request = 0; request < spec.requests.size(); ++request) {
+      const RequestShape& shape = spec.requests[request];
+      for (std::int64_t begin = 0; begin < shape.query_len;) {
+        const std::int64_t cut = ((shape.context_len + begin) / 64 + 1 + random_.below(10)) * 64 - shape.context_len;
+        const std::int64_t end = std::min(shape.query_len, cut);
+        run_alone(problem, on_device, GetParam(), static_cast<std::int64_t>(request), begin, end, outputs.get());
+        begin = end;
+      }
+    }
+    outputs.bring_back();
+    ASSERT_EQ(together.bits(), apart.bits());
   }
 }
 

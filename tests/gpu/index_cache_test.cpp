@@ -28,9 +28,9 @@ IndexerGeometry geometry(std::int64_t pool, std::int64_t dim) {
   IndexerGeometry indexer;
   indexer.num_heads = 1;
   indexer.head_dim = dim;
-  indexer.topk = 64;
   indexer.kpool = pool > 0;
   indexer.pool = std::max<std::int64_t>(pool, 1);
+  indexer.topk = 4 * indexer.pool;
   indexer.tail = pool > 0;
   return indexer;
 }

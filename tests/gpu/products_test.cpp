@@ -14,6 +14,9 @@
 #include "attention/project_cuda.h"
 #include "captured_graph.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/tensor.h"
+#include "headrace/tensor.h"
+#include "layer/random.h"
 #include "support/errors.h"
 #include "support/random.h"
 
@@ -21,6 +24,8 @@ namespace headrace {
 namespace {
 
 using device::cuda::DeviceArray;
+using device::cuda::DeviceBuffer;
+using device::cuda::DeviceTensor;
 using device::cuda::Product;
 using device::cuda::ProductLibrary;
 using device::cuda::ProductShape;
@@ -163,6 +168,56 @@ TEST(GpuProduct, WithoutSplitSumsTakesNoWorkspace) {
   const ProductLibrary library;
   const Product whole(library, {.columns = 512, .inner = 2048, .b_transposed = true, .split_sums = false});
   EXPECT_EQ(whole.workspace_bytes(), 0);
+}
+
+/// Algorithms differ by numbers of rows, and so the company of a row: the sums of the row must not.
+TEST(GpuProduct, BitsOfWholeSumsDoNotDependOnTheNumberOfRows) {
+  const std::uint64_t seed = test::fresh_seed();
+  SCOPED_TRACE("HEADRACE_TEST_SEED=" + std::to_string(seed));
+  const ProductLibrary library;
+  struct Case {
+    ProductShape shape;
+    const char* name;
+  };
+  const Case cases[] = {
+      {{.columns = 16 * 448, .inner = 512, .b_transposed = true, .split_sums = false}, "up-projection, 16 heads"},
+      {{.columns = 8 * 512, .inner = 512, .b_transposed = true, .split_sums = false}, "up-projection, 8 heads"},
+      {{.columns = 512, .inner = 192, .batch = 16, .split_sums = false}, "absorption"},
+      {{.columns = 256, .inner = 512, .batch = 16, .b_transposed = true, .split_sums = false}, "values"},
+      {{.columns = 128, .inner = 512, .batch = 5, .b_transposed = true, .out = DType::float32, .split_sums = false},
+       "values in float32"},
+  };
+  constexpr std::int64_t kMost = 2100;
+  for (const auto& [shape, name] : cases) {
+    SCOPED_TRACE(name);
+    const Product product(library, shape);
+    Tensor host_a(DType::bfloat16, {kMost, shape.batch, shape.inner});
+    Tensor host_b(DType::bfloat16, {shape.batch, shape.b_transposed ? shape.columns : shape.inner,
+                                    shape.b_transposed ? shape.inner : shape.columns});
+    layer::fill_normal(host_a.view(), seed, 1, 1.0, 1);
+    layer::fill_normal(host_b.view(), seed, 2, 1.0, 1);
+    const DeviceTensor a(host_a.view());
+    const DeviceTensor b(host_b.view());
+    const DeviceTensor c(shape.out, {kMost, shape.batch, shape.columns});
+    const DeviceBuffer workspace(product.workspace_bytes());
+    const auto run = [&](std::int64_t first, std::int64_t rows) {
+      product.run(View<const bfloat16>(a.view_as<bfloat16>()).slice(first, first + rows),
+                  View<const bfloat16>(b.view_as<bfloat16>()), c.view().slice(0, rows),
+                  {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
+      const Tensor result = c.download();
+      const std::int64_t bytes = rows * shape.batch * shape.columns * size_of(shape.out);
+      const auto* const begin = static_cast<const std::byte*>(result.data());
+      return std::vector<std::byte>(begin, begin + bytes);
+    };
+    const std::vector<std::byte> together = run(0, kMost);
+    const std::int64_t row_bytes = shape.batch * shape.columns * size_of(shape.out);
+    for (const std::int64_t rows : {1, 2, 63, 64, 127, 128, 129, 500, 1023, 1024, 1025, 2000}) {
+      const std::int64_t first = (7 * rows) % (kMost - rows);
+      const std::vector<std::byte> apart = run(first, rows);
+      ASSERT_TRUE(std::equal(apart.begin(), apart.end(), together.begin() + first * row_bytes))
+          << rows << " rows from " << first;
+    }
+  }
 }
 
 TEST(GpuProduct, OfWhatItCannotDoIsRefused) {

@@ -15,6 +15,7 @@
 #include "case_on_device.h"
 #include "headrace/cuda.h"
 #include "headrace/error.h"
+#include "run_alone.h"
 #include "support/attention_case.h"
 #include "support/cache_rows.h"
 #include "support/compare.h"
@@ -215,33 +216,6 @@ TEST_F(TopkMqa, BitsDoNotDependOnAnotherRequestsKeys) {
   }
 }
 
-/// Runs rows [begin, end) of a request as a batch of their own.
-void run_alone(const AttentionCase& problem, const CaseOnDevice& on_device, std::int64_t request, std::int64_t begin,
-               std::int64_t end, const Outputs& outputs) {
-  const RequestShape& shape = problem.spec().requests[static_cast<std::size_t>(request)];
-  const std::vector<std::int32_t> query_len = {static_cast<std::int32_t>(end - begin)};
-  const std::vector<std::int32_t> seq_len = {static_cast<std::int32_t>(shape.context_len + end)};
-  const Plan made = plan_on_gpu(problem, {query_len, seq_len, true}, Path::topk_mqa);
-  const device::cuda::DeviceArray<std::int32_t> query_start(std::vector<std::int32_t>{0, query_len[0]});
-  const device::cuda::DeviceArray<std::int32_t> lengths(seq_len);
-  const std::int64_t first = problem.begin_of(request) + begin;
-  const std::int64_t last = problem.begin_of(request) + end;
-  Inputs inputs = on_device.inputs();
-  inputs.q = inputs.q.slice(first, last);
-  inputs.requests = {View<const std::int32_t>(query_start.data(), {2}), View<const std::int32_t>(lengths.data(), {1}),
-                     inputs.requests.block_table.slice(request, request + 1)};
-  inputs.selection.index = inputs.selection.index.slice(first, last);
-  if (!inputs.selection.count.empty()) {
-    inputs.selection.count = inputs.selection.count.slice(first, last);
-  }
-  const device::cuda::DeviceBuffer workspace(made.workspace_bytes());
-  workspace.fill(std::byte{0xff});
-  const UploadedPlan uploaded(made);
-  attend(uploaded.get(), on_device.weights(), inputs, {outputs.out.slice(first, last), outputs.lse.slice(first, last)},
-         {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
-  device::cuda::synchronize(Stream{});
-}
-
 TEST_F(TopkMqa, BitsDoNotDependOnTheBatchNorOnCutsAtMultiplesOf64) {
   for (int i = 0; i < fewer_cases(); ++i) {
     CaseSpec some = random_spec(kHeads[between(0, 12)], kFormats[between(0, 3)]);
@@ -259,7 +233,7 @@ TEST_F(TopkMqa, BitsDoNotDependOnTheBatchNorOnCutsAtMultiplesOf64) {
       for (std::int64_t begin = 0; begin < shape.query_len;) {
         const std::int64_t cut = ((shape.context_len + begin) / 64 + between(1, 4)) * 64 - shape.context_len;
         const std::int64_t end = std::min(shape.query_len, cut);
-        run_alone(problem, on_device, request, begin, end, outputs.get());
+        run_alone(problem, on_device, Path::topk_mqa, request, begin, end, outputs.get());
         begin = end;
       }
     }

@@ -33,7 +33,7 @@ struct ProductShape {
   std::int64_t batch = 1;
   bool b_transposed = false;    ///< b is [batch, columns, inner], not [batch, inner, columns]
   DType out = DType::bfloat16;  ///< or float32
-  bool split_sums = true;       ///< for few rows sums may be split, which is faster and makes bits depend on how many
+  bool split_sums = true;       ///< for few rows sums may be split: faster, and bits depend on how many rows there are
 };
 
 /// c[:, g] = a[:, g] b[g] for g in [0, batch): bfloat16 operands, accumulated in float32 and rounded once, for any
