@@ -112,9 +112,11 @@ TEST_P(Attend, BitsDoNotDependOnTheRestOfTheBatch) {
   }
 }
 
-/// Keys are up-projected by other algorithms for up to 128, up to 1024 and more packed keys: a row's company decides.
-TEST_P(Attend, BitsDoNotDependOnTheCompanyNorOnCutsAtMultiplesOf64) {
-  for (int i = 0; i < std::min(random_cases(), 20); ++i) {
+/// Rows of requests that other requests are beside: keys are up-projected by other algorithms for up to 128, up to 1024
+/// and more packed keys, and so for a row's company.
+class AttendInCompany : public Attend {
+ protected:
+  CaseSpec company() {
     CaseSpec spec = random_spec(random_, GetParam() == Path::dense_mha);
     spec.requests = {{200, 100}, {65, 0}, {1, 300}, {640, 0}};
     for (std::int64_t other = random_.below(28); other > 0; --other) {
@@ -122,26 +124,53 @@ TEST_P(Attend, BitsDoNotDependOnTheCompanyNorOnCutsAtMultiplesOf64) {
     }
     spec.rule = GetParam() == Path::dense_mha ? SelectionRule::none() : SelectionRule::lightning(100);
     spec.space = SelectionSpace::request_position;
-    SCOPED_TRACE(testing::Message() << spec);
-    const AttentionCase problem(spec);
-    const Plan whole = plan_on_gpu(problem, problem.batch(), GetParam(), random_limit(random_, problem, GetParam()));
-    const OutputBuffer together = run_on_gpu(problem, whole);
+    return spec;
+  }
+  /// Every request alone: whole, or cut at multiples of 64 positions.
+  OutputBuffer apart(const AttentionCase& problem, bool cut) {
     const CaseOnDevice on_device(problem);
-    OutputBuffer apart = problem.output_buffer();
-    const OutputsOnDevice outputs(apart.outputs());
-    for (std::size_t request = 0; request < spec.requests.size(); ++request) {
-      const RequestShape& shape = spec.requests[request];
+    OutputBuffer result = problem.output_buffer();
+    const OutputsOnDevice outputs(result.outputs());
+    for (std::size_t request = 0; request < problem.spec().requests.size(); ++request) {
+      const RequestShape& shape = problem.spec().requests[request];
       for (std::int64_t begin = 0; begin < shape.query_len;) {
-        const std::int64_t cut = ((shape.context_len + begin) / 64 + 1 + random_.below(10)) * 64 - shape.context_len;
-        const std::int64_t end = std::min(shape.query_len, cut);
+        const std::int64_t next = ((shape.context_len + begin) / 64 + 1 + random_.below(10)) * 64 - shape.context_len;
+        const std::int64_t end = cut ? std::min(shape.query_len, next) : shape.query_len;
         run_alone(problem, on_device, GetParam(), static_cast<std::int64_t>(request), begin, end, outputs.get());
         begin = end;
       }
     }
     outputs.bring_back();
-    ASSERT_EQ(together.bits(), apart.bits());
+    return result;
+  }
+  void expect_same_bits(bool cut) {
+    for (int i = 0; i < std::min(random_cases(), 20); ++i) {
+      const CaseSpec spec = company();
+      SCOPED_TRACE(testing::Message() << spec);
+      const AttentionCase problem(spec);
+      const OutputBuffer together = run_on_gpu(problem, plan_on_gpu(problem, problem.batch(), GetParam(), kNoLimit));
+      ASSERT_TRUE(together.bits() == apart(problem, cut).bits());
+    }
+  }
+};
+
+TEST_P(AttendInCompany, BitsAreThoseOfARequestAlone) { expect_same_bits(false); }
+
+TEST_P(AttendInCompany, BitsAreThoseOfAPromptCutAtMultiplesOf64) { expect_same_bits(true); }
+
+TEST_P(AttendInCompany, BitsDoNotDependOnTheWorkspace) {
+  for (int i = 0; i < std::min(random_cases(), 20); ++i) {
+    const CaseSpec spec = company();
+    SCOPED_TRACE(testing::Message() << spec);
+    const AttentionCase problem(spec);
+    const std::int64_t limit = random_limit(random_, problem, GetParam());
+    ASSERT_TRUE(run_on_gpu(problem, plan_on_gpu(problem, problem.batch(), GetParam(), kNoLimit)).bits() ==
+                run_on_gpu(problem, plan_on_gpu(problem, problem.batch(), GetParam(), limit)).bits());
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(MhaPaths, AttendInCompany, testing::Values(Path::dense_mha, Path::masked_mha),
+                         [](const auto& path) { return std::string(name_of(path.param)); });
 
 INSTANTIATE_TEST_SUITE_P(MhaPaths, Attend, testing::Values(Path::dense_mha, Path::masked_mha),
                          [](const auto& path) { return std::string(name_of(path.param)); });

@@ -164,10 +164,10 @@ TEST(GpuProduct, OfNoRowsDoesNothing) {
                               View<bfloat16>(nullptr, {0, 1, 8}), {}, Stream{}));
 }
 
-TEST(GpuProduct, WithoutSplitSumsTakesNoWorkspace) {
+TEST(GpuProduct, WithoutSplitSumsTakesNoMoreThanACounter) {
   const ProductLibrary library;
   const Product whole(library, {.columns = 512, .inner = 2048, .b_transposed = true, .split_sums = false});
-  EXPECT_EQ(whole.workspace_bytes(), 0);
+  EXPECT_LE(whole.workspace_bytes(), 256);
 }
 
 /// Algorithms differ by numbers of rows, and so the company of a row: the sums of the row must not.

@@ -98,9 +98,9 @@ Layouts layouts(const ProductShape& shape, std::int64_t rows, const Strides& str
 /// cuBLASLt's settings for a search.
 class Preference {
  public:
-  Preference(std::uint32_t sums, std::int64_t workspace_bytes) {
+  explicit Preference(std::uint32_t sums) {
     check(cublasLtMatmulPreferenceInit(&value_), "cublasLtMatmulPreferenceInit");
-    const auto workspace = static_cast<std::uint64_t>(workspace_bytes);
+    const auto workspace = static_cast<std::uint64_t>(kWorkspaceBytes);
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, kAlignment);
@@ -183,24 +183,9 @@ struct Product::State {
     }
   }
 
-  /// An algorithm for a range. Whole sums need no workspace. Algorithms that take some all the same have a counter of
-  /// tiles there, and queue its clearing as an operation of its own: others come first.
+  /// The heuristic's best algorithm for a range that runs at both its ends.
   cublasLtMatmulAlgo_t choose(const RowRange& range, std::int64_t first) {
-    const std::uint32_t sums = shape.split_sums ? range.sums : std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE};
-    if (sums == CUBLASLT_REDUCTION_SCHEME_NONE) {
-      if (const std::optional<cublasLtMatmulAlgo_t> without = find(range, first, Preference(sums, 0))) {
-        return *without;
-      }
-    }
-    const std::optional<cublasLtMatmulAlgo_t> any = find(range, first, Preference(sums, kWorkspaceBytes));
-    if (!any) {
-      throw Error("product", "a shape that cuBLASLt has an algorithm for", to_string(shape));
-    }
-    return *any;
-  }
-
-  /// The heuristic's best algorithm that runs at both ends of a range.
-  std::optional<cublasLtMatmulAlgo_t> find(const RowRange& range, std::int64_t first, Preference preference) {
+    Preference preference(shape.split_sums ? range.sums : std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
     Layouts m = layouts(shape, range.chosen_for, contiguous(shape));
     std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found{};
     int count = 0;
@@ -219,7 +204,8 @@ struct Product::State {
         return candidate.algo;
       }
     }
-    return std::nullopt;
+    throw Error("product", "a shape that cuBLASLt has an algorithm for",
+                to_string(shape) + " (" + cublasLtGetStatusString(status) + ")");
   }
 
   /// Bytes of workspace that an algorithm takes for so many rows; none where it does not run.

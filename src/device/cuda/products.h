@@ -52,7 +52,8 @@ class Product {
   /// Runs every algorithm once, on memory of its own, and waits: afterwards their code is on the device.
   void warm_up(Stream stream) const;
 
-  /// Bytes of workspace that its algorithms take at most: 0 where no sums are split.
+  /// Bytes of workspace that its algorithms take at most. Where no sums are split it is a counter of tiles or nothing;
+  /// cuBLASLt clears the counter by an operation of its own.
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept;
 
   /// Queues the product; allocates nothing and can be captured in a graph.
