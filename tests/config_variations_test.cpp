@@ -419,10 +419,9 @@ const std::array kRefusals = {
             }},
     Refusal{"two fields on which layers share, which contradict each other",
             [](const Case& one) {
-              const json& fields = text_of(one);
-              return fields.contains("indexer_types") + fields.contains("index_topk_pattern") +
-                         fields.contains("index_topk_freq") >
-                     1;
+              constexpr std::array kKeys = {"indexer_types", "index_topk_pattern", "index_topk_freq"};
+              return std::count_if(kKeys.begin(), kKeys.end(),
+                                   [&](const char* key) { return says(text_of(one), key); }) > 1;
             }},
 };
 
