@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <filesystem>
@@ -77,6 +78,21 @@ TEST(Cli, AWideTerminalIsUsed) {
   const Result wide = run_on_terminal(route, 110, folder.path());
   EXPECT_FALSE(lines_beyond(wide.out, 80).empty()) << wide.out;
   EXPECT_EQ(lines_beyond(wide.out, 110), Lines{}) << wide.out;
+}
+
+TEST(Cli, NotesAreWrappedOnATerminalOnly) {
+  const TemporaryFolder folder;
+  const std::string route = "route --model glm-5 --batch 4 --profile nominal";
+  for (const int columns : {66, 80, 250}) {
+    SCOPED_TRACE(columns);
+    const std::string out = run_on_terminal(route, columns, folder.path()).out;
+    EXPECT_EQ(out.rfind("headrace: note: rms_norm_eps: 1e-05. ", 0), 0U) << out;
+    EXPECT_NE(out.find("\n  "), std::string::npos) << out;
+    const std::string told = out.substr(0, out.find("read as engines do") + 1);
+    EXPECT_EQ(lines_beyond(told, static_cast<std::size_t>(std::min(columns, 80))), Lines{}) << out;
+  }
+  const std::string plain = run(route).err;
+  EXPECT_EQ(std::count(plain.begin(), plain.end(), '\n'), 1) << plain;
 }
 
 /// Whether this machine's rates for bfloat16 are kept in a folder.

@@ -68,7 +68,6 @@ TEST(Sharing, FollowsTheFieldsInOrderOfPrecedence) {
   EXPECT_EQ(sharing_of(json::object()), "FFFFFFFF");
   EXPECT_EQ(sharing_of({{"indexer_types", types}}), "FSFFSSSF");
   EXPECT_EQ(sharing_of({{"index_topk_pattern", "FSFFSSSF"}}), "FSFFSSSF");
-  EXPECT_EQ(sharing_of({{"index_topk_pattern", types}}), "FSFFSSSF");
   EXPECT_EQ(sharing_of({{"index_topk_pattern", initials}}), "FSFFSSSF");
   EXPECT_EQ(sharing_of({{"index_topk_freq", 4}, {"index_skip_topk_offset", 3}}), "FFFSSSFS");
   EXPECT_EQ(sharing_of({{"index_topk_freq", 2}, {"index_skip_topk_offset", 1}}), "FSFSFSFS");
@@ -81,6 +80,75 @@ TEST(Sharing, FollowsTheFieldsInOrderOfPrecedence) {
   all["index_topk_pattern"] = "FFFSSSFS";
   all["indexer_types"] = {"full", "full", "full", "shared", "shared", "shared", "full", "shared"};
   EXPECT_EQ(sharing_of(all), "FFFSSSFS");
+}
+
+TEST(Sharing, KnowsOneSpellingOfAListInEachReading) {
+  const json words = {"full", "shared", "full", "full", "shared", "shared", "shared", "full"};
+  const json letters_list = {"F", "S", "F", "F", "S", "S", "S", "F"};
+  const json mixed = {"full", "shared", "F", "S", "full", "S", "shared", "F"};
+  struct List {
+    const char* type;
+    json pattern;
+    std::string engines;
+    std::string transformers;
+    std::string note;  // a part of it; empty: none
+  };
+  const List lists[] = {
+      {"glm_moe_dsa", words, "FFFFFFFF", "FSFFSSSF", "Engines: every layer scores, for in a list only the letter S"},
+      {"glm_moe_dsa", letters_list, "FSFFSSSF", "FFFFFFFF", "Transformers: every layer scores, for in a list only the"},
+      {"glm_moe_dsa", mixed, "FFFSFSFF", "FSFFFFSF", "Engines: layers with the letter S share. Transformers: layers"},
+      {"glm_moe_dsa", "FSFFSSSF", "FSFFSSSF", "FSFFSSSF", ""},
+      {"deepseek_v32", words, "FFFFFFFF", "FFFFFFFF", "an array of 8 of words"},
+      {"deepseek_v32", letters_list, "FSFFSSSF", "FFFFFFFF",
+       "Engines: layers share selections by it. Transformers: ev"},
+      {"deepseek_v32", mixed, "FFFSFSFF", "FFFFFFFF", "Engines: layers share selections by it. Transformers: ev"},
+  };
+  for (const List& list : lists) {
+    SCOPED_TRACE(std::string(list.type) + " " + list.pattern.dump());
+    json config = config_of(list.type);
+    config["rms_norm_eps"] = 1e-6;
+    config["indexer_rope_interleave"] = std::string(list.type) == "glm_moe_dsa";
+    config["index_topk_pattern"] = list.pattern;
+    for (const Reading reading : {Reading::engines, Reading::transformers}) {
+      const ModelConfig read = parse(config, reading);
+      EXPECT_EQ(letters(read.shares_selection), reading == Reading::engines ? list.engines : list.transformers);
+      EXPECT_EQ(read.readings_differ, list.engines != list.transformers);
+      const auto note = note_on(read, "index_topk_pattern");
+      EXPECT_EQ(note.has_value(), !list.note.empty());
+      EXPECT_NE((note ? note->found : "").find(list.note), std::string::npos) << (note ? note->found : "");
+    }
+  }
+}
+
+TEST(Lists, MayGoOnBehindTheLastLayer) {
+  const auto read = [](const std::string& type, const char* field, const json& value) {
+    json config = config_of(type);
+    test::text_of(config)[field] = value;
+    const ModelConfig parsed = parse(config);
+    const auto note = note_on(parsed, test::path_of(config, field));
+    EXPECT_TRUE(note) << field;
+    EXPECT_EQ(note ? note->found : "",
+              std::to_string(value.size() == 1 ? 10 : value.size()) + " entries, where num_hidden_layers is 8");
+    EXPECT_EQ(note ? note->chosen : "", "the first 8 are taken");
+    EXPECT_EQ(parsed.layer_kinds.size(), 8U);
+    return letters(parsed.shares_selection);
+  };
+  const json types = {"full", "shared", "full", "full", "shared", "shared", "shared", "full", "shared", "full"};
+  EXPECT_EQ(read("glm_moe_dsa", "indexer_types", types), "FSFFSSSF");
+  EXPECT_EQ(read("glm_moe_dsa", "index_topk_pattern", "FSFFSSSFSS"), "FSFFSSSF");
+  EXPECT_EQ(read("glm_moe_dsa", "index_topk_pattern", {"F", "S", "F", "F", "S", "S", "S", "F", "S", "F"}), "FSFFSSSF");
+  EXPECT_EQ(read("glm_moe_dsa", "layer_types", std::vector<std::string>(9, "deepseek_sparse_attention")), "FFFFFFFF");
+  json next = config_of("glm5_next")["text_config"]["layer_types"];
+  next.push_back("full_attention");
+  EXPECT_EQ(read("glm5_next", "layer_types", next), "FFFFFFFF");
+}
+
+TEST(KimiK2, IsADeepSeekV3WhereTransformersHasNone) {
+  const ModelConfig read = parse(config_of("kimi_k2"), Reading::transformers);
+  ASSERT_TRUE(note_on(read, "model_type"));
+  EXPECT_EQ(note_on(read, "model_type")->found, "\"kimi_k2\"");
+  EXPECT_FALSE(note_on(parse(config_of("kimi_k2")), "model_type"));
+  EXPECT_FALSE(note_on(parse(config_of("deepseek_v3"), Reading::transformers), "model_type"));
 }
 
 TEST(Sharing, RefusesFieldsThatContradictEachOther) {
@@ -144,6 +212,7 @@ TEST(IndexTopk, MakesADeepSeekV3SparseToEngines) {
     config["index_topk_freq"] = 2;
     const ModelConfig engines = parse(config);
     EXPECT_EQ(engines.model_type, "deepseek_v32");
+    EXPECT_EQ(engines.remade_by, "index_topk");
     EXPECT_EQ(engines.selection_rule(0), SelectionRule::lightning(64));
     EXPECT_EQ(letters(engines.shares_selection), "FFSFSFSF");
     EXPECT_TRUE(engines.readings_differ);
@@ -151,6 +220,7 @@ TEST(IndexTopk, MakesADeepSeekV3SparseToEngines) {
 
     const ModelConfig transformers = parse(config, Reading::transformers);
     EXPECT_EQ(transformers.model_type, type);
+    EXPECT_EQ(transformers.remade_by, "");
     EXPECT_EQ(transformers.selection_rule(0), SelectionRule::none());
     EXPECT_FALSE(transformers.indexer);
     EXPECT_TRUE(transformers.readings_differ);
@@ -250,6 +320,9 @@ TEST(Sharing, RefusesImpossibleFields) {
   EXPECT_TRUE(refused({{"index_topk_pattern", "FSFSFSFX"}}, "index_topk_pattern: expected 8 letters F or S"));
   EXPECT_TRUE(refused({{"index_topk_pattern", ""}}, "index_topk_pattern: expected 8 letters F or S"));
   EXPECT_TRUE(refused({{"index_topk_pattern", "SFFFFFFF"}}, "index_topk_pattern: expected a layer that scores"));
+  EXPECT_TRUE(refused({{"index_topk_pattern", {"F", "S", "F", "F", "S", "S", "S", "s"}}},
+                      "index_topk_pattern[7]: expected \"F\" or \"S\", or \"full\" or \"shared\", got \"s\""));
+  EXPECT_TRUE(refused({{"index_topk_pattern", {"F", "S", "F"}}}, "index_topk_pattern: expected an array of 8 strings"));
   EXPECT_TRUE(refused({{"index_topk_pattern", 4}}, "index_topk_pattern: expected an array of 8 strings"));
   for (const json& bad : {json(0), json(-1), json(2.5), json("4"), json(true), json(1e12)}) {
     EXPECT_TRUE(refused({{"index_topk_freq", bad}}, "index_topk_freq: expected an integer")) << bad;
@@ -308,7 +381,11 @@ TEST(IgnoredFields, AreNotedWhereAnotherArchitectureReadsThem) {
     std::string chosen;
   };
   const Field fields[] = {
-      {"glm4_moe_lite", "index_topk", 64, "ignored: glm4_moe_lite has no indexer"},
+      {"glm4_moe_lite", "index_topk", 64,
+       "ignored: glm4_moe_lite has no indexer to SGLang and transformers. vLLM builds one"},
+      {"deepseek_v2", "index_topk", 64,
+       "ignored: deepseek_v2 has no indexer to SGLang and transformers. vLLM builds one"},
+      {"deepseek_v2", "index_n_heads", 64, "ignored: deepseek_v2 has no indexer"},
       {"deepseek_v2", "index_topk_pattern", "FSFSFSFS", "ignored: deepseek_v2 has no indexer"},
       {"glm_moe_dsa", "index_kpool", 4, "ignored: glm_moe_dsa has no indexer of pools"},
       {"deepseek_v32", "index_kpool_always_select_tail", true, "ignored: deepseek_v32 has no indexer of pools"},

@@ -237,6 +237,21 @@ TEST(Rope, YarnDefaultsAreTransformers) {
   expect_defaults();
 }
 
+TEST(Rope, ABetaOfZeroIsNoneToEngines) {
+  for (const char* field : {"beta_fast", "beta_slow"}) {
+    for (const json& value : {json(0), json(nullptr)}) {
+      json config = config_of("deepseek_v3");
+      config["rope_parameters"] = yarn();
+      config["rope_parameters"]["rope_theta"] = 1e4;
+      config["rope_parameters"][field] = value;
+      EXPECT_TRUE(refuses(config, std::string("rope_parameters.") + field + ": expected a number in [0.001, 1e+06]"));
+      const Yarn yarn = parse_as_transformers(config).rope.yarn.value();
+      EXPECT_EQ(yarn.beta_fast, 32.0);
+      EXPECT_EQ(yarn.beta_slow, 1.0);
+    }
+  }
+}
+
 TEST(Rope, SoftmaxScaleHasTheSquareOfMscaleAllDim) {
   struct Case {
     json mscale_all_dim;

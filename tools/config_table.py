@@ -3,14 +3,20 @@
 """Writes tests/data/config_variations.json: what transformers makes of variations of published configurations.
 
     python3 -m venv /tmp/transformers && /tmp/transformers/bin/pip install transformers==5.17.0
-    /tmp/transformers/bin/python tools/config_table.py
+    git clone --depth 1 --branch v0.26.0 https://github.com/vllm-project/vllm /tmp/vllm
+    /tmp/transformers/bin/python tools/config_table.py --vllm /tmp/vllm
 
 Each case takes one of the configurations of models/ (or a form of it that people publish), and drops, renames, retypes,
-nests or adds one field, drawn by the seed. transformers' own configuration class then reads it. What the class says is
+nests or adds one field, or gives fields other values, drawn by the seed. transformers' own configuration class then reads it. What the class says is
 recorded as a layer, with what the class does not say taken from the source of the model's modeling file: which norms
 take rms_norm_eps, which way the indexer pairs dims, whether layers share selections, the function that scales softmax.
 Where the class refuses, or leaves a value that the modeling file cannot compute with, the case says that there is no
 layer. Neither torch nor weights are needed.
+
+Of vLLM the table has what its source says by itself, for the architectures of deepseek_v2.py: which layers share (`shares`)
+and what YaRN scales sines and cosines by (`mscale`). The statements that compute them are found in the source and run on
+the configuration that transformers' class made, as vLLM has it; "none" is what they fail with. Nothing else of vLLM's is
+in the table.
 """
 
 import argparse
@@ -22,6 +28,7 @@ import math
 import pathlib
 import random
 import re
+import types
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -81,6 +88,72 @@ def facts_of(model_type):
     if model_type not in FACTS:
         FACTS[model_type] = Modeling(model_type)
     return FACTS[model_type]
+
+
+# ---- what vLLM does --------------------------------------------------------------------------------------------------
+
+
+def find(tree, kind, condition):
+    """The one node of this kind that the condition holds for."""
+    found = [node for node in ast.walk(tree) if isinstance(node, kind) and condition(node)]
+    assert len(found) == 1, f"{len(found)} nodes of vLLM's source are meant, not 1: is it another version?"
+    return found[0]
+
+
+def run_statements(statements, names):
+    exec(compile(ast.Module(body=statements, type_ignores=[]), "vllm", "exec"), names)
+    return names
+
+
+class Vllm:
+    """Statements of vLLM's source that say what a layer computes, run without importing it."""
+
+    VERSION = "0.26"
+    TYPES = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")
+
+    def __init__(self, folder):
+        models, rope = folder / "vllm/model_executor/models", folder / "vllm/model_executor/layers/rotary_embedding"
+        attention = find(ast.parse((models / "deepseek_v2.py").read_text()), ast.ClassDef,
+                         lambda node: node.name == "DeepseekV2MLAAttention")
+        self.sharing = find(attention, ast.If,
+                            lambda node: ast.unparse(node.test) == "self.is_v32" and "_skip_topk =" in ast.unparse(node))
+        choice = find(ast.parse((rope / "__init__.py").read_text()), ast.If,
+                      lambda node: ast.unparse(node.test).startswith("scaling_type in ['deepseek_yarn'"))
+        self.passed_on = next(node for node in choice.body if "extra_kwargs = " in ast.unparse(node))
+        yarn = ast.parse((rope / "deepseek_scaling_rope.py").read_text())
+        self.get_mscale = find(yarn, ast.FunctionDef, lambda node: node.name == "yarn_get_mscale")
+        made = find(yarn, ast.ClassDef, lambda node: node.name == "DeepseekScalingRotaryEmbedding")
+        self.arguments = find(made, ast.FunctionDef, lambda node: node.name == "__init__").args
+        self.mscale = find(made, ast.Assign, lambda node: ast.unparse(node.targets[0]) == "self.mscale")
+        common = ast.parse((rope / "common.py").read_text())
+        self.find_dim = find(common, ast.FunctionDef, lambda node: node.name == "yarn_find_correction_dim")
+
+    def shares(self, config, layer):
+        names = {"config": config, "prefix": None, "extract_layer_index": lambda prefix: layer, "_skip_topk": False}
+        return "S" if run_statements([self.sharing], names | {"self": types.SimpleNamespace(is_v32=True)})["_skip_topk"] \
+            else "F"
+
+    def yarn(self, config, rope):
+        names = run_statements([self.passed_on], {"rope_parameters": rope})
+        given = {argument.arg: ast.literal_eval(value) for argument, value
+                 in zip(self.arguments.kwonlyargs, self.arguments.kw_defaults)} | names["extra_kwargs"]
+        self_ = types.SimpleNamespace(scaling_factor=rope["factor"])
+        names = run_statements([self.get_mscale, self.find_dim, self.mscale], {"math": math, "self": self_} | given)
+        for beta in ("beta_fast", "beta_slow"):
+            names["yarn_find_correction_dim"](given[beta], config.qk_rope_head_dim, rope["rope_theta"],
+                                              rope["original_max_position_embeddings"])
+        return self_.mscale
+
+    def layer_of(self, config):
+        layer = {}
+        try:
+            if hasattr(config, "index_topk") and config.model_type != "deepseek_v2":
+                layer["shares"] = "".join(self.shares(config, i) for i in range(config.num_hidden_layers))
+            if config.rope_parameters["rope_type"] == "yarn":
+                layer["mscale"] = self.yarn(config, config.rope_parameters)
+        except Exception as error:
+            return {"none": f"{type(error).__name__}: {error}"[:160]}
+        return layer
 
 
 # ---- the layer -------------------------------------------------------------------------------------------------------
@@ -144,8 +217,8 @@ def shares_of(config, facts, kinds):
     if not facts.shares:
         return "F" * len(kinds)
     modes = config.indexer_types
-    if len(modes) < len(kinds) or any(mode not in ("full", "shared") for mode in modes):
-        raise NoLayer("indexer_types has modes that no layer has")
+    if len(modes) < len(kinds):
+        raise NoLayer("indexer_types has fewer entries than layers")
     shares = "".join("S" if kind == "S" and mode == "shared" else "F" for kind, mode in zip(kinds, modes))
     if "S" in kinds and shares[kinds.index("S")] == "S":
         raise NoLayer("the first layer that selects shares")
@@ -167,17 +240,21 @@ def indexer_of(config, facts):
     return indexer
 
 
-def layer_of(document):
-    """What transformers computes from a configuration. NoLayer where that is nothing."""
+def config_of(document):
+    """transformers' configuration of the language model. NoLayer where it refuses."""
     document = copy.deepcopy(document)
     model_type = document.get("model_type")
     if model_type not in CONFIG_MAPPING:
         raise NoLayer(f"model_type is {model_type!r}")
     try:
         config = CONFIG_MAPPING[model_type].from_dict(document)
-        config = config.text_config if "text_config" in type(config).sub_configs else config
+        return config.text_config if "text_config" in type(config).sub_configs else config
     except Exception as error:  # the classes raise what comes: KeyError, TypeError, errors of validation
         raise NoLayer(" ".join(f"{type(error).__name__}: {error}".split())[:160]) from None
+
+
+def layer_of(config, model_type):
+    """What transformers computes from a configuration. NoLayer where that is nothing."""
     facts = facts_of(model_type)
     rank = config.q_lora_rank
     layer = {
@@ -351,47 +428,150 @@ class Variation:
         self.put(fields, pointer, key, value)
 
 
+    def yarn(self):
+        """A rope object with YaRN, most of whose fields may be left out."""
+        pick = self.rng.choice
+        rope = {pick(["type", "rope_type"]): "yarn", "factor": pick([2, 4.0, 8, 16.0, 40]),
+                "original_max_position_embeddings": pick([2048, 4096, 8192, 32768])}
+        for key, values in YARN.items():
+            if self.rng.random() < 0.4:
+                rope[key] = pick(values)
+        return rope
+
+    def vary_rope(self, text, pointer):
+        """Another theta, inside of rope's object or beside it; or YaRN; or a field of YaRN's."""
+        key = next((key for key in ("rope_scaling", "rope_parameters") if isinstance(text.get(key), dict)), None)
+        theta = self.rng.choice([1e4, 5e4, 500000.0, 1000000, 3.2e7])
+        change = self.rng.choice(["theta", "yarn", "yarn", "field"])
+        if change == "field" and key and text[key].get("factor"):
+            field, values = self.rng.choice(list(YARN.items()) + [("factor", [2, 10.5, 64])])
+            self.put(text[key], f"{pointer}/{key}", field, self.rng.choice(values))
+        elif change == "theta" and key and "rope_theta" in text[key]:
+            self.put(text[key], f"{pointer}/{key}", "rope_theta", theta)
+        elif change == "theta":
+            self.put(text, pointer, "rope_theta", theta)
+        else:
+            key = key or self.rng.choice(["rope_scaling", "rope_parameters"])
+            inside = "rope_theta" in (text.get(key) or {}) or "rope_theta" not in text
+            self.put(text, pointer, key, self.yarn() | ({"rope_theta": theta} if inside else {}))
+
+    def vary_sharing(self, text, pointer):
+        """Who shares, in one of its spellings, also longer than the model; without the others that were there."""
+        layers = text["num_hidden_layers"]
+        for key in SHARING:
+            if key in text:
+                self.remove(text, pointer, key)
+        form = self.rng.choice(["schedule", "pattern", "letters", "words", "types"])
+        if form == "schedule":
+            self.put(text, pointer, "index_topk_freq", self.rng.choice([1, 2, 3, 4]))
+            if self.rng.random() < 0.7:
+                self.put(text, pointer, "index_skip_topk_offset", self.rng.choice([1, 2, 3, 5]))
+            return
+        beyond = self.rng.choice([0, 0, 0, 1, 3])
+        letters = "".join(self.rng.choice("FSS") for _ in range(layers + beyond))
+        attending = [i for i, kind in enumerate(text.get("layer_types") or []) if not kind.startswith("linear")] or [0]
+        letters = letters[:attending[0]] + "F" + letters[attending[0] + 1:]
+        words = [{"F": "full", "S": "shared"}[letter] for letter in letters]
+        self.put(text, pointer, "indexer_types" if form == "types" else "index_topk_pattern",
+                 {"pattern": letters, "letters": list(letters), "words": words, "types": words}[form])
+
+    def vary(self):
+        """Other values, of the right type and range."""
+        nested = "text_config" in self.document
+        text, pointer = (self.document["text_config"], "/text_config") if nested else (self.document, "")
+        sparse, hybrid = "index_topk" in text, "index_kpool" in text
+        changes = ["value"] * 5 + ["heads", "layers"] + ["rope"] * (0 if hybrid else 4) + ["sharing"] * (3 if sparse else 0)
+        change = self.rng.choice(changes + (["kinds"] * 2 if hybrid else []))
+        if change == "rope":
+            self.vary_rope(text, pointer)
+        elif change == "sharing":
+            self.vary_sharing(text, pointer)
+        elif change == "heads":
+            heads = self.rng.choice([8, 16, 32, 64, 96, 128])
+            for key in ("num_attention_heads", "num_key_value_heads"):
+                self.put(text, pointer, key, heads)
+        elif change == "layers":
+            self.put(text, pointer, "num_hidden_layers", self.rng.randint(4, text["num_hidden_layers"] - 1))
+        elif change == "kinds":
+            kinds = [self.rng.choice(["linear_attention", "deepseek_sparse_attention"])
+                     for _ in range(text["num_hidden_layers"])]
+            self.put(text, pointer, "layer_types", ["deepseek_sparse_attention"] + kinds[1:])
+        else:
+            key = self.rng.choice([key for key in VALUES if key in text and not (hybrid and "rope" in key)])
+            self.put(text, pointer, key, self.rng.choice(VALUES[key]))
+            if key == "qk_rope_head_dim" and "head_dim" in text:
+                self.put(text, pointer, "head_dim", text[key])
+
+
+# Other values that a layer can have.
+VALUES = {
+    "hidden_size": [1024, 3072, 4096, 8192], "kv_lora_rank": [128, 256, 384, 1024], "q_lora_rank": [512, 1024, 3072],
+    "qk_nope_head_dim": [64, 96, 160], "v_head_dim": [64, 96, 192], "qk_rope_head_dim": [32, 96, 128],
+    "max_position_embeddings": [4096, 65536, 262144], "rms_norm_eps": [1e-8, 1e-6, 1e-5, 1e-4],
+    "index_topk": [256, 512, 1024, 4096], "index_n_heads": [8, 16, 48], "index_head_dim": [144, 192, 256],
+    "index_kpool": [1, 2, 4, 8, 32], "index_kpool_always_select_tail": [True, False], "rope_interleave": [True, False],
+    "indexer_rope_interleave": [True, False],
+}
+YARN = {"beta_fast": [16, 24.0, 64, 0], "beta_slow": [0.5, 2, 4, 0], "mscale": [0.5, 0.707, 1.0, 0],
+        "mscale_all_dim": [0.5, 0.707, 1, 0], "attention_factor": [0.9, 1.25], "attn_factor": [0.8, 1.5],
+        "truncate": [True, False]}
+SHARING = ["indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"]
+
 OPERATIONS = [Variation.drop, Variation.rename, Variation.retype, Variation.nest, Variation.add]
 
 
-def outcome(document):
+def outcome(document, vllm):
     try:
-        return {"layer": layer_of(document)}
+        config = config_of(document)
+        result = {"layer": layer_of(config, document["model_type"])}
     except NoLayer as reason:
         return {"none": str(reason)}
+    if document["model_type"] in Vllm.TYPES and (by_vllm := vllm.layer_of(config)):
+        result["vllm"] = by_vllm
+    return result
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seed", type=int, default=17)
-    parser.add_argument("--cases", type=int, default=320)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "tests/data/config_variations.json")
-    arguments = parser.parse_args()
-    if transformers.__version__ != VERSION:
-        parser.error(f"needs transformers {VERSION}, got {transformers.__version__}")
-    logging.disable(logging.CRITICAL)
-
-    rng = random.Random(arguments.seed)
-    documents = bases()
-    cases = [{"base": name, "change": "none", "fields": [], "patch": [], **outcome(base)}
-             for name, base in documents.items()]
+def variations(documents, rng, operations, count):
+    """As many as `count`, all different, of each base in turn."""
     seen = set()
     names = list(documents)
-    while len(seen) < arguments.cases:
+    while len(seen) < count:
         base = names[len(seen) % len(names)]
-        operation = rng.choice(OPERATIONS)
+        operation = rng.choice(operations)
         variation = Variation(documents[base], rng)
         operation(variation)
         key = (base, json.dumps(variation.patch))
         if variation.document == documents[base] or key in seen:
             continue
         seen.add(key)
-        cases.append({"base": base, "change": operation.__name__, "fields": sorted(set(variation.fields)),
-                      "patch": variation.patch, **outcome(variation.document)})
+        yield base, operation.__name__, variation
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--vllm", type=pathlib.Path, required=True, help=f"the source of vLLM {Vllm.VERSION}")
+    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--cases", type=int, default=320)
+    parser.add_argument("--varied", type=int, default=260, help="cases with other values, beside these")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "tests/data/config_variations.json")
+    arguments = parser.parse_args()
+    if transformers.__version__ != VERSION:
+        parser.error(f"needs transformers {VERSION}, got {transformers.__version__}")
+    logging.disable(logging.CRITICAL)
+
+    vllm = Vllm(arguments.vllm)
+    rng = random.Random(arguments.seed)
+    documents = bases()
+    cases = [{"base": name, "change": "none", "fields": [], "patch": [], **outcome(base, vllm)}
+             for name, base in documents.items()]
+    for operations, count in ((OPERATIONS, arguments.cases), ([Variation.vary], arguments.varied)):
+        for base, change, variation in variations(documents, rng, operations, count):
+            cases.append({"base": base, "change": change, "fields": sorted(set(variation.fields)),
+                          "patch": variation.patch, **outcome(variation.document, vllm)})
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
     held = ",\n".join(f"{json.dumps(name)}:{json.dumps(base, separators=(',', ':'))}" for name, base in documents.items())
-    arguments.out.write_text(
-        f'{{"transformers":"{VERSION}","seed":{arguments.seed},\n"bases":{{\n{held}\n}},\n"cases":[\n{lines}\n]}}\n')
+    arguments.out.write_text(f'{{"transformers":"{VERSION}","vllm":"{Vllm.VERSION}","seed":{arguments.seed},\n'
+                             f'"bases":{{\n{held}\n}},\n"cases":[\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

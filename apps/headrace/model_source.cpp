@@ -90,18 +90,7 @@ LayerWeights ModelSource::weights(std::int64_t layer, DType compute, std::uint64
   if (!folder) {
     return random_layer_weights(config, layer, compute, seed);
   }
-  try {
-    return load_layer_weights(*folder, config, layer, 0, compute);
-  } catch (const Error& error) {
-    // A field made a dense model sparse, and the weights say otherwise.
-    const auto made = std::find_if(config.notes.begin(), config.notes.end(),
-                                   [](const ConfigNote& one) { return one.field == "index_topk"; });
-    if (made == config.notes.end() || error.argument().find(".indexer.") == std::string::npos) {
-      throw;
-    }
-    throw Error(error.argument(), fmt::format("{}, for index_topk is {}", error.expected(), made->chosen),
-                error.actual());
-  }
+  return load_layer_weights(*folder, config, layer, 0, compute);
 }
 
 ModelSource find_model(const std::string& model, std::int64_t tp, Reading reading) {

@@ -9,11 +9,24 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <string>
 
 #include "table.h"
 
 namespace headrace::app {
+namespace {
+
+/// The columns of the terminal that a stream is, or 80.
+std::size_t width_of_terminal(int descriptor) noexcept {
+  constexpr std::size_t kLeast = 60;
+  constexpr std::size_t kMost = 120;
+  ::winsize size{};
+  const bool known = isatty(descriptor) == 1 && ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? std::clamp<std::size_t>(size.ws_col, kLeast, kMost) : Table::kPlainWidth;
+}
+
+}  // namespace
 
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
@@ -39,18 +52,24 @@ void print_json(const Json& document) {
 }
 
 void note(std::string_view text) noexcept {
-  (void)std::fputs("headrace: ", stderr);
-  (void)std::fwrite(text.data(), 1, text.size(), stderr);
-  (void)std::fputc('\n', stderr);
+  constexpr std::string_view kName = "headrace: ";
+  try {
+    std::string line(kName);
+    line += text;
+    if (isatty(STDERR_FILENO) == 1) {
+      line = wrapped(line, std::min(width_of_terminal(STDERR_FILENO), Table::kPlainWidth), 2);
+    } else {
+      line += '\n';
+    }
+    (void)std::fwrite(line.data(), 1, line.size(), stderr);
+  } catch (const std::exception&) {  // no memory for a line of its own
+    (void)std::fwrite(kName.data(), 1, kName.size(), stderr);
+    (void)std::fwrite(text.data(), 1, text.size(), stderr);
+    (void)std::fputc('\n', stderr);
+  }
 }
 
-std::size_t output_width() noexcept {
-  constexpr std::size_t kLeast = 60;
-  constexpr std::size_t kMost = 120;
-  ::winsize size{};
-  const bool known = isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? std::clamp<std::size_t>(size.ws_col, kLeast, kMost) : Table::kPlainWidth;
-}
+std::size_t output_width() noexcept { return width_of_terminal(STDOUT_FILENO); }
 
 std::string join(const std::vector<std::string>& parts) { return fmt::format("{}", fmt::join(parts, "; ")); }
 

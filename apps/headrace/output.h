@@ -27,7 +27,8 @@ using Json = nlohmann::ordered_json;
 /// A stream that fails keeps its error for the end of main().
 void print_json(const Json& document);
 
-/// "headrace: TEXT" on stderr. Does not fail: where stderr is closed or full there is nobody left to tell.
+/// "headrace: TEXT" on stderr: one line, or on a terminal lines of at most 80 columns, indented by two after the first.
+/// Does not fail: where stderr is closed or full there is nobody left to tell.
 void note(std::string_view text) noexcept;
 
 /// How many columns text for people may take: those of the terminal that stdout is (60 to 120), else 80.

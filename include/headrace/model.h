@@ -65,6 +65,9 @@ struct HEADRACE_EXPORT ModelConfig {
   /// deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32, glm_moe_dsa, ...: what its layers are. A deepseek_v3 that engines
   /// read as a deepseek_v32 is one.
   std::string model_type;
+  /// The field that makes the layers another architecture's than the one that the file names: "index_topk" where
+  /// engines read a deepseek_v3 as a deepseek_v32. Else empty.
+  std::string remade_by;
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;
   std::int64_t max_position_embeddings = 0;
@@ -100,9 +103,8 @@ struct HEADRACE_EXPORT ModelConfig {
 /// transformers:
 ///   num_key_value_heads            num_attention_heads, which it must equal
 ///   attention_bias                 false; true is not supported
-///   layer_types                    every layer alike; every fourth layer sparse in hybrid architectures, unless
-///   engines
-///                                  read linear_attn_config.kda_layers
+///   layer_types                    every layer alike; in hybrid architectures every fourth layer is sparse, or to
+///                                  engines what linear_attn_config.kda_layers says
 ///   indexer_types, index_topk_pattern, index_topk_freq   every layer scores
 ///   index_skip_topk_offset         2
 ///   indexer_rope_interleave        false to engines; by architecture to transformers, whatever the field says
@@ -113,8 +115,9 @@ struct HEADRACE_EXPORT ModelConfig {
 ///   YaRN's beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, truncate   as in struct Yarn
 ///   YaRN's original_max_position_embeddings   max_position_embeddings
 ///   rms_norm_eps                   1e-6 to transformers, where the norms of q_a and kv_a do not use it
-/// Null counts as absent in rope_scaling, rope_parameters, layer_types, indexer_types, index_topk_pattern, text_config
-/// and YaRN's numbers, means one query projection in q_lora_rank, and is refused elsewhere.
+/// Lists of layers may be longer than num_hidden_layers: the first entries are taken, and that is noted. Null counts as
+/// absent in rope_scaling, rope_parameters, layer_types, indexer_types, index_topk_pattern, text_config and YaRN's
+/// numbers (but for engines' betas), means one query projection in q_lora_rank, and is refused elsewhere.
 /// docs/configurations.md says who reads which field, and what differs between the two readings. Fields that decide
 /// what another architecture computes and that this one ignores are noted.
 /// @param json  the text of a config.json

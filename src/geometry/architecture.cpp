@@ -35,8 +35,10 @@ constexpr std::array kArchitectures = {
                  .has_rope_interleave = true,
                  .head_dim = HeadDim::of_transformers,
                  .nullable_key_heads = true},
-    // DeepSeek-V3's architecture under another name.
+    // DeepSeek-V3's architecture under another name, which transformers 5.17 does not know. Published files name code
+    // of their own, DeepSeek-V3's; and inside of a kimi_k25 transformers makes the name deepseek_v3.
     Architecture{.model_type = "kimi_k2",
+                 .in_transformers = false,
                  .with_index_topk = "deepseek_v32",
                  .has_rope_interleave = true,
                  .head_dim = HeadDim::of_transformers,

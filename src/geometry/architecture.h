@@ -19,6 +19,8 @@ struct Architecture {
   };
 
   std::string_view model_type;
+  /// Whether transformers has it. What this says of transformers for one that it has not is of deepseek_v3.
+  bool in_transformers = true;
   Indexer indexer = Indexer::none;
   /// The architecture that engines make of this one where the configuration has `index_topk`; empty: none.
   std::string_view with_index_topk = {};

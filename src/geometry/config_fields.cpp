@@ -39,6 +39,14 @@ const io::Json* ConfigFields::find(std::string_view key) const {
   return found == object_->end() || found->is_null() ? nullptr : &*found;
 }
 
+std::size_t ConfigFields::length(std::string_view key) const {
+  const io::Json* value = find(key);
+  if (value == nullptr) {
+    return 0;
+  }
+  return value->is_string() ? value->get_ref<const std::string&>().size() : value->is_array() ? value->size() : 0;
+}
+
 bool ConfigFields::is_string(std::string_view key) const {
   const io::Json* value = find(key);
   return value != nullptr && value->is_string();
@@ -72,6 +80,11 @@ bool ConfigFields::is_all(std::string_view key, std::string_view value) const {
   }
   return field->is_array() &&
          std::all_of(field->begin(), field->end(), [&](const io::Json& item) { return item == value; });
+}
+
+bool ConfigFields::has_item(std::string_view key, std::string_view item) const {
+  const io::Json* value = find(key);
+  return value != nullptr && value->is_array() && std::find(value->begin(), value->end(), item) != value->end();
 }
 
 std::vector<std::string> ConfigFields::keys() const {
@@ -156,14 +169,15 @@ std::optional<ConfigFields> ConfigFields::optional_object(std::string_view key) 
 
 std::vector<std::string> ConfigFields::strings(std::string_view key, std::int64_t size) const {
   const io::Json* value = find(key);
-  if (value == nullptr || !value->is_array() || !std::cmp_equal(value->size(), size)) {
+  if (value == nullptr || !value->is_array() || std::cmp_less(value->size(), size)) {
     fail(key, fmt::format("an array of {} strings, one a layer", size));
   }
   std::vector<std::string> result;
-  result.reserve(value->size());
-  for (const io::Json& item : *value) {
+  result.reserve(static_cast<std::size_t>(size));
+  for (std::size_t i = 0; std::cmp_less(i, size); ++i) {
+    const io::Json& item = (*value)[i];
     if (!item.is_string()) {
-      fail(fmt::format("{}[{}]", key, result.size()), "a string", io::describe(item));
+      fail(fmt::format("{}[{}]", key, i), "a string", io::describe(item));
     }
     result.push_back(item.get<std::string>());
   }

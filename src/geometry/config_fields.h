@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -35,7 +36,7 @@ class ConfigFields {
   [[nodiscard]] ConfigFields object(std::string_view key) const;
   /// Nothing where it is absent or null.
   [[nodiscard]] std::optional<ConfigFields> optional_object(std::string_view key) const;
-  /// As many strings as `size`.
+  /// The first `size` strings of an array, which may be longer.
   [[nodiscard]] std::vector<std::string> strings(std::string_view key, std::int64_t size) const;
   /// Numbers of layers of a model with `num_layers`.
   [[nodiscard]] std::vector<std::int64_t> layer_numbers(std::string_view key, std::int64_t num_layers) const;
@@ -46,6 +47,8 @@ class ConfigFields {
   [[nodiscard]] bool has(std::string_view key) const { return find(key) != nullptr; }
   /// Whether the field is there and null.
   [[nodiscard]] bool is_null(std::string_view key) const { return present(key) && !has(key); }
+  /// Of an array or a string; 0 for anything else.
+  [[nodiscard]] std::size_t length(std::string_view key) const;
   /// Whether the field is there and a string.
   [[nodiscard]] bool is_string(std::string_view key) const;
   /// Whether the field is there and has this value.
@@ -54,6 +57,8 @@ class ConfigFields {
   [[nodiscard]] bool same_values(std::string_view key, std::string_view other) const;
   /// Whether the field is there and an array of nothing but this value, or a string of nothing but this letter.
   [[nodiscard]] bool is_all(std::string_view key, std::string_view value) const;
+  /// Whether the field is there and an array that has this item.
+  [[nodiscard]] bool has_item(std::string_view key, std::string_view item) const;
 
   [[nodiscard]] std::vector<std::string> keys() const;
   [[nodiscard]] bool empty() const { return object_->empty(); }

@@ -19,13 +19,17 @@ constexpr std::string_view kTypes = "indexer_types";
 constexpr std::string_view kPattern = "index_topk_pattern";
 constexpr std::string_view kFreq = "index_topk_freq";
 constexpr std::string_view kOffset = "index_skip_topk_offset";
+constexpr std::string_view kUnknownWords = "every layer scores, for in a list only the letter S shares";
+constexpr std::string_view kUnknownLetters = "every layer scores, for in a list only the word shared does";
 constexpr std::int64_t kDefaultOffset = 2;  // of transformers, vLLM and SGLang
 constexpr std::size_t kHybridPeriod = 4;    // every fourth layer of a hybrid attends where nothing says which
 
-// A field that decides on sharing, and what it says for each layer.
+// A field that decides on sharing, and what it says for each layer: to the reading that counts, and to each.
 struct Sharing {
   std::string_view key;
   std::vector<bool> shares;
+  std::vector<bool> to_engines = {};  // empty: all read it alike
+  std::vector<bool> to_transformers = {};
 };
 
 std::optional<LayerKind> kind_of(const Architecture& architecture, std::string_view type) {
@@ -45,32 +49,57 @@ std::optional<LayerKind> kind_of(const Architecture& architecture, std::string_v
   return std::nullopt;
 }
 
-// Whether a layer's mode says that it shares. A pattern's list may have the letters of its string form.
-bool parse_mode(const ConfigFields& fields, std::string_view key, std::size_t layer, std::string_view mode) {
-  const bool letters = key == kPattern;
-  const bool shares = mode == "shared" || (letters && mode == "S");
-  if (!shares && mode != "full" && !(letters && mode == "F")) {
-    fields.fail(fmt::format("{}[{}]", key, layer), "\"full\" or \"shared\"", fmt::format("\"{}\"", mode));
+// Files list the layers of multi-token prediction behind the model's own, which nobody asks of here.
+void note_entries_beyond(const ConfigReader& reader, std::string_view key, std::int64_t num_layers) {
+  if (const std::size_t length = reader.fields.length(key); std::cmp_greater(length, num_layers)) {
+    reader.note(key, fmt::format("{} entries, where num_hidden_layers is {}", length, num_layers),
+                fmt::format("the first {} are taken", num_layers));
   }
-  return shares;
 }
 
-std::vector<bool> parse_modes(const ConfigFields& fields, std::string_view key, std::int64_t num_layers) {
-  std::vector<bool> shares;
-  for (const std::string& mode : fields.strings(key, num_layers)) {
-    shares.push_back(parse_mode(fields, key, shares.size(), mode));
-  }
-  return shares;
+std::vector<bool> which_are(const std::vector<std::string>& modes, std::string_view mode) {
+  std::vector<bool> are(modes.size());
+  std::transform(modes.begin(), modes.end(), are.begin(), [&](const std::string& one) { return one == mode; });
+  return are;
 }
 
-std::vector<bool> parse_pattern(const ConfigFields& fields, std::int64_t num_layers) {
-  const std::string pattern = fields.string(kPattern);
-  if (std::cmp_not_equal(pattern.size(), num_layers) || pattern.find_first_not_of("FS") != std::string::npos) {
-    fields.fail(kPattern, fmt::format("{} letters F or S, one a layer", num_layers));
+Sharing parse_types(const ConfigReader& reader, std::int64_t num_layers) {
+  const std::vector<std::string> modes = reader.fields.strings(kTypes, num_layers);
+  for (std::size_t i = 0; i < modes.size(); ++i) {
+    if (modes[i] != "full" && modes[i] != "shared") {
+      reader.fields.fail(fmt::format("{}[{}]", kTypes, i), "\"full\" or \"shared\"", fmt::format("\"{}\"", modes[i]));
+    }
   }
-  std::vector<bool> shares(pattern.size());
-  std::transform(pattern.begin(), pattern.end(), shares.begin(), [](char letter) { return letter == 'S'; });
-  return shares;
+  return {kTypes, which_are(modes, "shared")};
+}
+
+Sharing parse_letters(const ConfigReader& reader, std::int64_t num_layers) {
+  const std::string pattern = reader.fields.string(kPattern);
+  if (std::cmp_less(pattern.size(), num_layers) || pattern.find_first_not_of("FS") != std::string::npos) {
+    reader.fields.fail(kPattern, fmt::format("{} letters F or S, one a layer", num_layers));
+  }
+  std::vector<bool> shares(static_cast<std::size_t>(num_layers));
+  std::transform(shares.begin(), shares.end(), pattern.begin(), shares.begin(),
+                 [](bool /*unset*/, char letter) { return letter == 'S'; });
+  return {kPattern, std::move(shares)};
+}
+
+// In a list vLLM looks for the letter "S" and transformers for the word "shared"; what is anything else scores.
+Sharing parse_pattern_list(const ConfigReader& reader, std::int64_t num_layers) {
+  const std::vector<std::string> modes = reader.fields.strings(kPattern, num_layers);
+  for (std::size_t i = 0; i < modes.size(); ++i) {
+    if (modes[i] != "F" && modes[i] != "S" && modes[i] != "full" && modes[i] != "shared") {
+      reader.fields.fail(fmt::format("{}[{}]", kPattern, i), "\"F\" or \"S\", or \"full\" or \"shared\"",
+                         fmt::format("\"{}\"", modes[i]));
+    }
+  }
+  std::vector<bool> letters = which_are(modes, "S");
+  std::vector<bool> words = which_are(modes, "shared");
+  return {kPattern, reader.as_engines() ? letters : words, letters, words};
+}
+
+Sharing parse_pattern(const ConfigReader& reader, std::int64_t num_layers) {
+  return reader.fields.is_string(kPattern) ? parse_letters(reader, num_layers) : parse_pattern_list(reader, num_layers);
 }
 
 std::vector<bool> parse_schedule(const ConfigFields& fields, std::int64_t num_layers) {
@@ -83,25 +112,34 @@ std::vector<bool> parse_schedule(const ConfigFields& fields, std::int64_t num_la
   return shares;
 }
 
+void keep_sparse(std::vector<bool>& shares, const std::vector<LayerKind>& kinds) {
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    shares[i] = shares[i] && kinds[i] == LayerKind::sparse_attention;
+  }
+}
+
+bool any_of(const std::vector<bool>& shares) { return std::find(shares.begin(), shares.end(), true) != shares.end(); }
+
 // Everything that is said on sharing, about the layers that select. A null schedule counts where nothing else decides.
-std::vector<Sharing> parse_sharing_fields(const ConfigFields& fields, const std::vector<LayerKind>& kinds) {
+std::vector<Sharing> parse_sharing_fields(const ConfigReader& reader, const std::vector<LayerKind>& kinds) {
+  const ConfigFields& fields = reader.fields;
   const auto num_layers = static_cast<std::int64_t>(kinds.size());
   std::vector<Sharing> said;
   if (fields.has(kTypes)) {
-    said.push_back({kTypes, parse_modes(fields, kTypes, num_layers)});
+    said.push_back(parse_types(reader, num_layers));
   }
   if (fields.has(kPattern)) {
-    said.push_back({kPattern, fields.is_string(kPattern) ? parse_pattern(fields, num_layers)
-                                                         : parse_modes(fields, kPattern, num_layers)});
+    said.push_back(parse_pattern(reader, num_layers));
   }
   static_cast<void>(fields.optional_integer(kOffset, 0, kMaxLayers));
   if (fields.has(kFreq) || (fields.present(kFreq) && said.empty())) {
     said.push_back({kFreq, parse_schedule(fields, num_layers)});
   }
   for (Sharing& sharing : said) {
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      sharing.shares[i] = sharing.shares[i] && kinds[i] == LayerKind::sparse_attention;
+    for (std::vector<bool>* shares : {&sharing.shares, &sharing.to_engines, &sharing.to_transformers}) {
+      keep_sparse(*shares, kinds);
     }
+    note_entries_beyond(reader, sharing.key, num_layers);
   }
   return said;
 }
@@ -128,10 +166,40 @@ void require_a_source(const ConfigFields& fields, const Sharing& sharing, const 
   }
 }
 
+void note_words(const ConfigReader& reader) {
+  reader.note(kPattern, reader.fields.shown(kPattern) + " of words",
+              "every layer scores: engines know letters, and transformers does not read it");
+}
+
+// Tells where the two readings, or a reading and the author of a list, are of two minds on what this field says.
+void note_who_shares(const ConfigReader& reader, const Sharing& sharing) {
+  const bool read_by_transformers = reader.architecture.transformers_shares_selection;
+  const bool list = !sharing.to_engines.empty();
+  const bool engines = any_of(list ? sharing.to_engines : sharing.shares);
+  const bool transformers = read_by_transformers && any_of(list ? sharing.to_transformers : sharing.shares);
+  const bool words = list && any_of(sharing.to_transformers);
+  const bool same = !list || sharing.to_engines == sharing.to_transformers;
+  if (words && !engines && !transformers) {
+    note_words(reader);
+  } else if (engines && transformers && !same) {
+    reader.note_difference(sharing.key, "layers with the letter S share", "layers with the word shared do");
+  } else if (engines != transformers) {
+    reader.note_difference(sharing.key, engines ? "layers share selections by it" : kUnknownWords,
+                           transformers           ? "layers share selections by it"
+                           : read_by_transformers ? kUnknownLetters
+                                                  : "every layer scores");
+  }
+}
+
 // Transformers does not read the fields for this architecture.
 std::vector<bool> ignore_sharing(const ConfigReader& reader, const std::vector<LayerKind>& kinds) {
   for (const std::string_view key : {kTypes, kPattern, kFreq}) {
-    if (says_something(reader.fields, key)) {
+    if (!says_something(reader.fields, key)) {
+      continue;
+    }
+    if (key == kPattern && reader.fields.has_item(key, "shared") && !reader.fields.has_item(key, "S")) {
+      note_words(reader);
+    } else {
       reader.note_difference(key, "layers share selections by it", "every layer scores");
     }
   }
@@ -146,14 +214,15 @@ std::vector<LayerKind> by_kda_layers(const ConfigFields& linear, std::int64_t nu
   return kinds;
 }
 
-std::vector<LayerKind> by_layer_types(const Architecture& architecture, const ConfigFields& fields,
-                                      std::int64_t num_layers) {
+std::vector<LayerKind> by_layer_types(const ConfigReader& reader, std::int64_t num_layers) {
   std::vector<LayerKind> kinds;
-  for (const std::string& type : fields.strings(kLayerTypes, num_layers)) {
-    const std::optional<LayerKind> kind = kind_of(architecture, type);
+  note_entries_beyond(reader, kLayerTypes, num_layers);
+  for (const std::string& type : reader.fields.strings(kLayerTypes, num_layers)) {
+    const std::optional<LayerKind> kind = kind_of(reader.architecture, type);
     if (!kind) {
-      fields.fail(fmt::format("{}[{}]", kLayerTypes, kinds.size()),
-                  fmt::format("a kind that {} has", architecture.model_type), fmt::format("\"{}\"", type));
+      reader.fields.fail(fmt::format("{}[{}]", kLayerTypes, kinds.size()),
+                         fmt::format("a kind that {} has", reader.architecture.model_type),
+                         fmt::format("\"{}\"", type));
     }
     kinds.push_back(*kind);
   }
@@ -175,7 +244,7 @@ std::vector<LayerKind> parse_hybrid_kinds(const ConfigReader& reader, std::int64
   const std::optional<std::vector<LayerKind>> kda =
       linear && linear->has("kda_layers") ? std::optional(by_kda_layers(*linear, num_layers)) : std::nullopt;
   if (fields.has(kLayerTypes)) {
-    std::vector<LayerKind> kinds = by_layer_types(reader.architecture, fields, num_layers);
+    std::vector<LayerKind> kinds = by_layer_types(reader, num_layers);
     if (kda && *kda != kinds) {
       linear->fail("kda_layers", "the layers of linear attention that layer_types tells", "others");
     }
@@ -200,7 +269,7 @@ std::vector<LayerKind> parse_layer_kinds(const ConfigReader& reader, std::int64_
     return parse_hybrid_kinds(reader, num_layers);
   }
   if (reader.fields.has(kLayerTypes)) {
-    return by_layer_types(reader.architecture, reader.fields, num_layers);
+    return by_layer_types(reader, num_layers);
   }
   const bool sparse = reader.architecture.indexer != Architecture::Indexer::none;
   return std::vector<LayerKind>(static_cast<std::size_t>(num_layers),
@@ -216,17 +285,15 @@ std::vector<bool> parse_sharing(const ConfigReader& reader, const std::vector<La
   if (differ && !reader.as_engines()) {
     return ignore_sharing(reader, kinds);
   }
-  std::vector<Sharing> said = parse_sharing_fields(fields, kinds);
+  std::vector<Sharing> said = parse_sharing_fields(reader, kinds);
   if (said.empty()) {
     return std::vector<bool>(kinds.size(), false);
   }
   require_agreement(fields, said);
   Sharing& sharing = said.front();
   require_a_source(fields, sharing, kinds);
-  const bool any = std::find(sharing.shares.begin(), sharing.shares.end(), true) != sharing.shares.end();
-  if (any && differ) {
-    reader.note_difference(sharing.key, "layers share selections by it", "every layer scores");
-  }
+  const bool any = any_of(sharing.shares);
+  note_who_shares(reader, sharing);
   if (any && fields.is("use_index_cache", false)) {
     reader.note("use_index_cache", fmt::format("false, beside {}", sharing.key),
                 "layers share all the same: vLLM's documentation asks for true, but what selects does not read it");

@@ -16,7 +16,7 @@ namespace headrace {
 
 /// Which layers take the selection of an earlier one, by what is there of
 ///   indexer_types        "full" or "shared" for each layer
-///   index_topk_pattern   the same, or a string of F and S
+///   index_topk_pattern   a string of F and S. In a list engines know the letters, transformers the words
 ///   index_topk_freq f, index_skip_topk_offset o (2)   layer i scores iff max(i - o + 1, 0) is a multiple of f
 /// Without any every layer scores. Engines read them for every architecture with an indexer, transformers for some.
 /// @throws Error also where two contradict each other, or a layer that shares has no layer before it that scores

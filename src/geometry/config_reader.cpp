@@ -14,8 +14,7 @@ void ConfigReader::note(const ConfigFields& object, std::string_view key, std::s
 void ConfigReader::note_difference(const ConfigFields& object, std::string_view key, std::string_view engines,
                                    std::string_view transformers) const {
   note(object, key, fmt::format("{}. Engines: {}. Transformers: {}", object.shown(key), engines, transformers),
-       fmt::format("taken as {} read{} it: {}", name_of(reading), as_engines() ? "" : "s",
-                   as_engines() ? engines : transformers));
+       as_engines() ? "read as engines do" : "read as transformers does");
 }
 
 }  // namespace headrace

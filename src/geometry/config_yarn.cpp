@@ -41,8 +41,12 @@ std::optional<double> number_or_null(const ConfigFields& rope, std::string_view 
 // Transformers treats 0 like an absent value in mscale, mscale_all_dim and the betas.
 std::optional<double> nonzero(std::optional<double> value) { return value == 0.0 ? std::nullopt : value; }
 
-double beta_or(const ConfigFields& rope, std::string_view key, double fallback) {
-  return nonzero(number_or_null(rope, key, {0.0, kBeta.high})).value_or(fallback);
+// Engines would divide by a 0 here, and cannot compute with a null.
+double beta_or(const ConfigReader& reader, const ConfigFields& rope, std::string_view key, double fallback) {
+  if (!reader.as_engines()) {
+    return nonzero(number_or_null(rope, key, {0.0, kBeta.high})).value_or(fallback);
+  }
+  return rope.optional_number(key, kBeta).value_or(fallback);
 }
 
 // Beside the rope object, where some configurations have it, it wins; without either it is the whole length.
@@ -124,8 +128,8 @@ Yarn parse_yarn(const ConfigReader& reader, const ConfigFields& rope, std::int64
   }
   yarn.factor = rope.number("factor", kFactor);
   yarn.original_max_position_embeddings = parse_length(reader, rope, max_positions);
-  yarn.beta_fast = beta_or(rope, "beta_fast", yarn.beta_fast);
-  yarn.beta_slow = beta_or(rope, "beta_slow", yarn.beta_slow);
+  yarn.beta_fast = beta_or(reader, rope, "beta_fast", yarn.beta_fast);
+  yarn.beta_slow = beta_or(reader, rope, "beta_slow", yarn.beta_slow);
   if (yarn.beta_fast < yarn.beta_slow) {
     rope.fail("beta_fast", "at least beta_slow, " + std::to_string(yarn.beta_slow));
   }

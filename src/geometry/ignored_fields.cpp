@@ -7,6 +7,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace headrace {
 namespace {
@@ -144,8 +145,11 @@ void note_ignored_fields(const ConfigReader& reader, bool except_indexer) {
         (except_indexer && of_indexer(field.trait))) {
       continue;
     }
-    reader.note(field.key, reader.fields.shown(field.key),
-                fmt::format("ignored: {} {}", architecture.model_type, lack(field.trait)));
+    std::string ignored = fmt::format("ignored: {} {}", architecture.model_type, lack(field.trait));
+    if (field.key == "index_topk") {
+      ignored += " to SGLang and transformers. vLLM builds one";
+    }
+    reader.note(field.key, reader.fields.shown(field.key), std::move(ignored));
   }
 }
 

@@ -23,6 +23,8 @@ namespace headrace {
 namespace {
 
 constexpr Range kEpsilon{1e-12, 1.0};
+constexpr std::string_view kNormEpsilon = "rms_norm_eps";
+constexpr std::string_view kIndexTopk = "index_topk";
 constexpr double kDefaultEpsilon = 1e-6;  // of the RMSNorm of transformers' architectures
 
 const Architecture& architecture_of(const ConfigFields& document) {
@@ -111,21 +113,23 @@ std::optional<std::int64_t> parse_q_lora_rank(const ConfigReader& reader) {
   return reader.fields.integer(kKey, 1, kMaxLatentDim);
 }
 
+void note_epsilon(const ConfigReader& reader) {
+  reader.note_difference(kNormEpsilon, "the q_a and kv_a norms use it", fmt::format("they use {:g}", kDefaultEpsilon));
+}
+
 double parse_norm_epsilon(const ConfigReader& reader) {
-  constexpr std::string_view kKey = "rms_norm_eps";
+  constexpr std::string_view kKey = kNormEpsilon;
   if (reader.as_engines() || reader.architecture.transformers_norms_use_rms_norm_eps) {
     const double epsilon = reader.fields.number(kKey, kEpsilon);
     if (!reader.architecture.transformers_norms_use_rms_norm_eps && epsilon != kDefaultEpsilon) {
-      reader.note_difference(kKey, fmt::format("{:g} in the q_a and kv_a norms", epsilon),
-                             fmt::format("{:g} in them, whatever it says", kDefaultEpsilon));
+      note_epsilon(reader);
     }
     return epsilon;
   }
   // Other norms of the model use the field, so a bad value means a damaged file.
   const std::optional<double> epsilon = reader.fields.optional_number(kKey, kEpsilon);
   if (epsilon && *epsilon != kDefaultEpsilon) {
-    reader.note_difference(kKey, fmt::format("{:g} in the q_a and kv_a norms", *epsilon),
-                           fmt::format("{:g} in them, whatever it says", kDefaultEpsilon));
+    note_epsilon(reader);
   }
   return kDefaultEpsilon;
 }
@@ -146,12 +150,11 @@ void refuse_unsupported(const ConfigReader& reader) {
 
 // The architecture whose layers these are: engines look for `index_topk`, transformers goes by the model's type.
 const Architecture& effective_architecture(const ConfigReader& reader) {
-  constexpr std::string_view kKey = "index_topk";
   const Architecture& named = reader.architecture;
-  if (named.with_index_topk.empty() || !reader.fields.has(kKey)) {
+  if (named.with_index_topk.empty() || !reader.fields.has(kIndexTopk)) {
     return named;
   }
-  reader.note_difference(kKey, fmt::format("{}, sparse attention", named.with_index_topk),
+  reader.note_difference(kIndexTopk, fmt::format("{}, sparse attention", named.with_index_topk),
                          fmt::format("{}, every layer attends to every key", named.model_type));
   return reader.as_engines() ? *find_architecture(named.with_index_topk) : named;
 }
@@ -166,7 +169,7 @@ std::optional<IndexerGeometry> parse_indexer(const ConfigReader& reader, const A
       throw;
     }
     throw Error(error.argument(),
-                fmt::format("{}, for index_topk makes this a {}", error.expected(), reader.architecture.model_type),
+                fmt::format("{}, for {} makes this a {}", error.expected(), kIndexTopk, reader.architecture.model_type),
                 error.actual());
   }
 }
@@ -179,9 +182,14 @@ ModelConfig read(const ConfigFields& document, Reading reading) {
   const Architecture& architecture = effective_architecture(of_named);
   const ConfigReader reader{architecture, fields, reading, config.notes};
   refuse_unsupported(reader);
+  if (!architecture.in_transformers && !reader.as_engines()) {
+    reader.note(document, "model_type", document.shown("model_type"),
+                "read as a deepseek_v3: transformers has no architecture of this name");
+  }
 
   config.reading = reading;
   config.model_type = architecture.model_type;
+  config.remade_by = &architecture == &named ? "" : kIndexTopk;
   config.weight_prefix = is_nested(named, document) ? named.nested_weight_prefix : named.weight_prefix;
   config.num_layers = fields.integer("num_hidden_layers", 1, kMaxLayers);
   config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions);
@@ -195,7 +203,7 @@ ModelConfig read(const ConfigFields& document, Reading reading) {
   config.layer_kinds = parse_layer_kinds(reader, config.num_layers);
   config.indexer = parse_indexer(reader, named, config.rope.dim);
   config.shares_selection = parse_sharing(reader, config.layer_kinds);
-  const bool dense_with_index_topk = !named.with_index_topk.empty() && fields.has("index_topk");
+  const bool dense_with_index_topk = !named.with_index_topk.empty() && fields.has(kIndexTopk);
   note_ignored_fields(reader, dense_with_index_topk);
   note_misplaced_fields(reader, document);
   return config;

@@ -154,6 +154,13 @@ class LayerReader {
   std::int64_t ranks_;
 };
 
+// An error on a weight that the model has only because a field of its configuration says so tells of that field.
+Error with_reason(const Error& error, const ModelConfig& config) {
+  return {error.argument(),
+          fmt::format("{}, for {} makes this a {}", error.expected(), config.remade_by, config.model_type),
+          error.actual()};
+}
+
 }  // namespace
 
 LayerWeights load_layer_weights(const std::filesystem::path& folder, const ModelConfig& config, std::int64_t layer,
@@ -171,7 +178,14 @@ LayerWeights load_layer_weights(const std::filesystem::path& folder, const Model
   }
   LayerReader reader(folder, config, layer, rank);
   for (const WeightSpec& spec : specs) {
-    spec.of(weights) = reader.read(spec);
+    try {
+      spec.of(weights) = reader.read(spec);
+    } catch (const Error& error) {
+      if (config.remade_by.empty() || spec.in_indexer == nullptr) {
+        throw;
+      }
+      throw with_reason(error, config);
+    }
   }
   weights.sink = reader.read_sink(config.geometry.num_heads);
   return weights;
