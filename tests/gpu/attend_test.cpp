@@ -158,17 +158,6 @@ TEST_P(AttendInCompany, BitsAreThoseOfARequestAlone) { expect_same_bits(false); 
 
 TEST_P(AttendInCompany, BitsAreThoseOfAPromptCutAtMultiplesOf64) { expect_same_bits(true); }
 
-TEST_P(AttendInCompany, BitsDoNotDependOnTheWorkspace) {
-  for (int i = 0; i < std::min(random_cases(), 20); ++i) {
-    const CaseSpec spec = company();
-    SCOPED_TRACE(testing::Message() << spec);
-    const AttentionCase problem(spec);
-    const std::int64_t limit = random_limit(random_, problem, GetParam());
-    ASSERT_TRUE(run_on_gpu(problem, plan_on_gpu(problem, problem.batch(), GetParam(), kNoLimit)).bits() ==
-                run_on_gpu(problem, plan_on_gpu(problem, problem.batch(), GetParam(), limit)).bits());
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(MhaPaths, AttendInCompany, testing::Values(Path::dense_mha, Path::masked_mha),
                          [](const auto& path) { return std::string(name_of(path.param)); });
 
