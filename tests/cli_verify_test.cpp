@@ -37,9 +37,10 @@ void expect_rounding(const Json& rounding) {
   EXPECT_LE(layer.at("rel_error"), layer.at("tolerance"));
   EXPECT_LE(layer.at("max_row_error"), layer.at("max_row_tolerance"));
   EXPECT_LE(layer.at("max_row_tolerance"), 1.1e-5);
-  for (const char* error : {"query_error", "cache_error", "output_error"}) {
+  for (const char* error : {"query_error", "latent_error", "output_error"}) {
     EXPECT_LE(rounding.at(error), rounding.at("stage_tolerance"));
   }
+  EXPECT_EQ(rounding.at("wrong_cache_rows"), 0);
   EXPECT_EQ(rounding.at("pass"), true);
 }
 
@@ -227,7 +228,7 @@ TEST(Cli, VerifyTellsWhatTheScaleOfAnFp8CacheDoes) {
     SCOPED_TRACE(scale);
     const std::string scaled = verify + " --kv-cache-scale " + scale;
     const Result result = run(scaled + " --json");
-    EXPECT_EQ(result.status, 0) << result.err;  // the layer is right, whatever the scale does
+    EXPECT_EQ(result.status, 1) << result.err;
     const Json document = result.json();
     EXPECT_NEAR(document.at("kv_cache_scale").get<double>(), std::stod(scale), 1e-9 * std::stod(scale) + 1e-9);
     const Json effect = document.at("layers").at(0).at("rounding").at("scale_effect");
@@ -235,7 +236,11 @@ TEST(Cli, VerifyTellsWhatTheScaleOfAnFp8CacheDoes) {
     EXPECT_GT(effect.at(std::string(scale) == "1e-3" ? "saturated" : "zeroed"), 1000);
     const Result text = run(scaled);
     EXPECT_NE(text.out.find("(--kv-cache-scale)"), std::string::npos) << text.out;
-    EXPECT_NE(text.out.find("note: the scale does not suit this layer"), std::string::npos) << text.out;
+    EXPECT_NE(text.out.find("FAIL, the scale"), std::string::npos) << text.out;
+    const std::size_t said = text.out.find("--kv-cache-scale ");
+    ASSERT_NE(said, std::string::npos) << text.out;
+    const std::string suggested = text.out.substr(said, text.out.find(" would") - said);
+    EXPECT_EQ(run(verify + " " + suggested).status, 0) << suggested;
   }
   EXPECT_EQ(run(verify).out.find("does not suit"), std::string::npos);
 }

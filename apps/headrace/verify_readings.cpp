@@ -30,19 +30,21 @@ std::vector<ReadingResult> try_readings(const std::vector<Reading>& readings,
       result.refusal_text = error.what();
     }
   }
-  if (std::all_of(results.begin(), results.end(),
-                  [](const ReadingResult& result) { return result.refusal != nullptr; })) {
-    std::rethrow_exception(results.front().refusal);
+  const auto refused = std::find_if(results.begin(), results.end(),
+                                    [](const ReadingResult& result) { return result.refusal != nullptr; });
+  if (refused != results.end() && readings_that_pass(results) == 0) {
+    std::rethrow_exception(refused->refusal);
   }
   return results;
 }
 
+std::int64_t readings_that_pass(const std::vector<ReadingResult>& results) {
+  return std::count_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
+}
+
 const ReadingResult& reading_to_report(const std::vector<ReadingResult>& results) {
-  auto found = std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
-  if (found == results.end()) {
-    found = std::find_if(results.begin(), results.end(),
-                         [](const ReadingResult& result) { return result.refusal == nullptr; });
-  }
+  const auto found =
+      std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
   return found == results.end() ? results.front() : *found;
 }
 
