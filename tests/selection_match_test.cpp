@@ -130,6 +130,23 @@ TEST(SelectionMatch, ManyTiesDecideNothing) {
   EXPECT_FALSE(many.result().decided());
 }
 
+TEST(SelectionMatch, ARowThatLeavesOutOneKeyMatchesByChance) {
+  // 20 of 21 keys, and of each row the wrong one is left out.
+  SelectionMatcher matcher(lightning(20));
+  std::vector<float> scores(21);
+  std::iota(scores.begin(), scores.end(), 1.0F);
+  Row ours(20);
+  std::iota(ours.begin(), ours.end(), 1);
+  Row theirs(20);
+  std::iota(theirs.begin(), theirs.end(), 0);
+  (void)matcher.add_row(20, scores, theirs, ours);
+  EXPECT_TRUE(matcher.result().beats_chance());  // one may miss
+  (void)matcher.add_row(20, scores, theirs, ours);
+  EXPECT_EQ(matcher.result().share(), 0.95);
+  EXPECT_EQ(matcher.result().could_miss, 2);
+  EXPECT_FALSE(matcher.result().beats_chance());
+}
+
 TEST(SelectionMatch, NothingRecordedIsAMatch) { EXPECT_EQ(SelectionMatcher(lightning(2)).result().share(), 1.0); }
 
 }  // namespace

@@ -58,7 +58,9 @@ bool SelectionMatcher::add_row(std::int64_t position, std::span<const float> sco
   const Threshold threshold = threshold_of(scores, indexer_.topk / indexer_.pool);
   ++result_.rows;
   result_.undecided_rows += threshold.undecided ? 1 : 0;
-  result_.positions += static_cast<std::int64_t>(theirs.size());
+  const auto selected = static_cast<std::int64_t>(theirs.size());
+  result_.positions += selected;
+  result_.could_miss += std::clamp<std::int64_t>(position + 1 - selected, 0, selected);
   if (theirs.size() != own.size()) {
     return false;
   }
@@ -87,6 +89,10 @@ double SelectionMatch::share() const noexcept {
 bool SelectionMatch::decided() const noexcept {
   return static_cast<double>(undecided_rows) <= kMostUndecided * static_cast<double>(rows) &&
          static_cast<double>(ties) <= kMostUndecided * static_cast<double>(positions);
+}
+
+bool SelectionMatch::beats_chance() const noexcept {
+  return static_cast<double>(positions - matching) <= std::max(1.0, kMostMissed * static_cast<double>(could_miss));
 }
 
 }  // namespace headrace::app

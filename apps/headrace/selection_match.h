@@ -15,6 +15,7 @@ struct SelectionMatch {
   std::int64_t rows = 0;
   std::int64_t positions = 0;  ///< recorded
   std::int64_t matching = 0;
+  std::int64_t could_miss = 0;      ///< were they chosen as badly as can be: in each row as many as it leaves out keys
   std::int64_t ties = 0;            ///< of those, ones in whose place our own selection has others of equal score
   std::int64_t undecided_rows = 0;  ///< whose scores do not say what to select
 
@@ -24,9 +25,15 @@ struct SelectionMatch {
   /// them.
   [[nodiscard]] bool decided() const noexcept;
 
+  /// Whether few enough positions miss of those that could. A row that leaves out one key of many matches but for one
+  /// position whatever its scores are.
+  [[nodiscard]] bool beats_chance() const noexcept;
+
   /// The largest share of undecided rows, and of positions that match by a tie. Recordings of right layers have ties
   /// too, where a score is 0 since all its heads' are: about one position in 400.
   static constexpr double kMostUndecided = 0.05;
+  /// The largest share of positions that miss, of those that could; one always may.
+  static constexpr double kMostMissed = 0.25;
 };
 
 /// Compares the selections that another implementation recorded with our own scores.

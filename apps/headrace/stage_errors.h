@@ -74,7 +74,7 @@ struct ScaleEffect {
     return saturated_share() <= kMostSaturated && zeroed_share() <= kMostZeroed;
   }
   static constexpr double kMostSaturated = 0.01;
-  static constexpr double kMostZeroed = 0.5;
+  static constexpr double kMostZeroed = 0.1;
 };
 [[nodiscard]] ScaleEffect scale_effect(const ReferenceLayer& reference, double scale);
 

@@ -194,7 +194,8 @@ class Verification {
     if (scores) {
       const SelectionMatch& match = own->second.match;
       result.match = match;
-      result.selection_pass = match.decided() && match.share() >= least_selection_match(options_.compute);
+      result.selection_pass =
+          match.decided() && match.beats_chance() && match.share() >= least_selection_match(options_.compute);
     }
     return {own->second.buffer.selection(), rows_that_agree(own->second.buffer.index, theirs.index)};
   }

@@ -96,7 +96,7 @@ struct RoundingChecks {
 struct LayerResult {
   std::int64_t layer = 0;
   std::optional<SelectionMatch> match;  ///< absent where another layer's selection, or the recorded one, is used
-  bool selection_pass = true;  ///< whether the match is decided, and its share at least least_selection_match()
+  bool selection_pass = true;  ///< see SelectionMatch, and whether its share is at least least_selection_match()
   NotedRows wide_rows;  ///< of the recorded selection that was used: they select more keys than the rule lets them
   std::optional<NotedRows> differs_from_source;  ///< where it is the layer's own and another layer scores for it: rows
   std::optional<std::int64_t> rows_of_source;  ///< of that layer's selection, where they are too many or few to compare

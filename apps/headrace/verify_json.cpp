@@ -78,6 +78,7 @@ Json to_json(const LayerResult& layer, DType compute) {
           {"selection_pass", layer.selection_pass},
           {"wide_rows", to_json(layer.wide_rows)},
           {"differs_from_source", layer.differs_from_source ? to_json(*layer.differs_from_source) : Json(nullptr)},
+          {"rows_of_source", or_null(layer.rows_of_source)},
           {"recorded_in_bfloat16", layer.recorded_in_bfloat16},
           {"rounding", layer.rounding ? to_json(*layer.rounding) : Json(nullptr)},
           {"pass", layer.pass()},

@@ -7,6 +7,12 @@
 
 namespace headrace::app {
 
+bool ReadingResult::fails() const noexcept {
+  return refusal != nullptr || std::any_of(layers.begin(), layers.end(), [](const LayerResult& layer) {
+           return !layer.pass() && !layer.cannot_run();
+         });
+}
+
 std::vector<Reading> readings_to_try(const Options& options, std::optional<Reading> recorded, bool differ) {
   if (options.reading_given) {
     return {options.reading};
@@ -43,8 +49,10 @@ std::int64_t readings_that_pass(const std::vector<ReadingResult>& results) {
 }
 
 const ReadingResult& reading_to_report(const std::vector<ReadingResult>& results) {
-  const auto found =
-      std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
+  auto found = std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
+  if (found == results.end()) {
+    found = std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return !result.fails(); });
+  }
   return found == results.end() ? results.front() : *found;
 }
 

@@ -29,6 +29,8 @@ struct ReadingResult {
   std::string refusal_text;
 
   [[nodiscard]] bool pass() const noexcept { return refusal == nullptr && all_pass(layers); }
+  /// Not even that: a layer fails, rather than that the forced path cannot run.
+  [[nodiscard]] bool fails() const noexcept;
 };
 
 /// Runs `work` under each reading. A refusal does not count where another reading passes: then the model and the
@@ -39,7 +41,7 @@ struct ReadingResult {
 
 [[nodiscard]] std::int64_t readings_that_pass(const std::vector<ReadingResult>& results);
 
-/// The one to report: the first that passes, else the first.
+/// The one to report: the first that passes, else the first that does not fail, else the first.
 [[nodiscard]] const ReadingResult& reading_to_report(const std::vector<ReadingResult>& results);
 
 }  // namespace headrace::app

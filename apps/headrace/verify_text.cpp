@@ -59,11 +59,16 @@ const PathResult* first_result(const LayerResult& layer) {
 void add_match(std::string& text, const LayerResult& layer, DType compute) {
   if (layer.match) {
     const SelectionMatch& match = *layer.match;
-    text += fmt::format("selection match {:.6f} of {} (at least {:g} to pass), {} by a tie\n", match.share(),
-                        counted(match.rows, "row"), least_selection_match(compute), counted(match.ties, "position"));
+    add_note(text,
+             fmt::format("selection match {:.6f} of {} (at least {:g} to pass), {} by a tie", match.share(),
+                         counted(match.rows, "row"), least_selection_match(compute), counted(match.ties, "position")));
     if (!match.decided()) {
       add_note(text, fmt::format("FAIL: our own scores do not decide what is selected: {} of {} have mostly equal ones",
                                  match.undecided_rows, counted(match.rows, "row")));
+    }
+    if (!match.beats_chance()) {
+      add_note(text, fmt::format("FAIL: {} of the {} that could miss do", match.positions - match.matching,
+                                 counted(match.could_miss, "position")));
     }
   }
   if (!layer.paths.empty() && layer.paths.front().recorded.rows < layer.paths.front().rows_run) {
@@ -197,9 +202,7 @@ std::string verdict(const Options& options, const ReadingResult& result) {
   if (result.pass()) {
     return "all pass";
   }
-  const bool fails = std::any_of(result.layers.begin(), result.layers.end(),
-                                 [](const LayerResult& layer) { return !layer.pass() && !layer.cannot_run(); });
-  if (fails) {
+  if (result.fails()) {
     return "FAIL";
   }
   return options.force ? fmt::format("--force: {} cannot run", name_of(*options.force)) : "no path can run";
@@ -214,7 +217,8 @@ void add_readings(std::string& text, const VerifyReport& report, const Options& 
       add_note(text, fmt::format("  --reading {}: {}", name_of(result.reading),
                                  result.refusal != nullptr ? "refused: " + result.refusal_text
                                  : result.pass()           ? "pass"
-                                                           : "FAIL"));
+                                 : result.fails()          ? "FAIL"
+                                                           : "cannot run"));
     }
     text += fmt::format("reported is the reading of {}\n", name_of(reported));
     if (report.undecided()) {
