@@ -170,6 +170,30 @@ TEST(Cli, VerifyTakesALayersOwnRecordedSelection) {
                            "layer that scores for it, the first at position 100"),
       std::string::npos)
       << text;
+
+  // A source that was recorded with a shorter prompt is not compared, and that is said.
+  constexpr std::int64_t kRows = 250;
+  const EditedLayer whole("glm5_next", 0);
+  SafetensorsWriter writer;
+  shared.add_to(writer);
+  const auto first_rows = [](const Tensor& tensor) {
+    const float* const values = tensor.view_as<float>().data();
+    return std::vector<float>(values, values + kRows * tensor.dim(1));
+  };
+  writer.add("layers.0.hidden_states", {kRows, whole.layer.hidden_states.dim(1)},
+             first_rows(whole.layer.hidden_states));
+  writer.add("layers.0.output", {kRows, whole.layer.output.dim(1)}, first_rows(whole.layer.output));
+  std::vector<std::int32_t> entries;
+  for (std::size_t row = 0; row < kRows; ++row) {
+    entries.insert(entries.end(), whole.rows[row].begin(), whole.rows[row].end());
+  }
+  writer.add("layers.0.topk_indices", {kRows, static_cast<std::int64_t>(whole.rows[0].size())}, entries);
+  write_file(folder.path() / "recording.safetensors", writer.bytes());
+  const Json shorter = run(both + " --json").json().at("layers").at(0);
+  EXPECT_TRUE(shorter.at("differs_from_source").is_null());
+  EXPECT_EQ(shorter.at("rows_of_source"), kRows);
+  EXPECT_NE(unwrapped(run(both).out).find("that of the layer that scores for it has 250 rows and was not compared"),
+            std::string::npos);
 }
 
 // ---- readings

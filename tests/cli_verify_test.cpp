@@ -2,6 +2,10 @@
 // headrace verify, on recordings right and wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,11 +18,13 @@ namespace {
 
 using test::copy_model;
 using test::Json;
+using test::read_file;
 using test::recording;
 using test::recordings;
 using test::Result;
 using test::run;
 using test::TemporaryFolder;
+using test::write_file;
 
 void expect_path(const Json& path) {
   if (!path.at("tolerance").is_null()) {
@@ -37,9 +43,10 @@ void expect_rounding(const Json& rounding) {
   EXPECT_LE(layer.at("rel_error"), layer.at("tolerance"));
   EXPECT_LE(layer.at("max_row_error"), layer.at("max_row_tolerance"));
   EXPECT_LE(layer.at("max_row_tolerance"), 1.1e-5);
-  for (const char* error : {"query_error", "cache_error", "output_error"}) {
+  for (const char* error : {"query_error", "latent_error", "output_error"}) {
     EXPECT_LE(rounding.at(error), rounding.at("stage_tolerance"));
   }
+  EXPECT_EQ(rounding.at("wrong_cache_rows"), 0);
   EXPECT_EQ(rounding.at("pass"), true);
 }
 
@@ -134,7 +141,9 @@ TEST(Cli, VerifyOfAForcedPath) {
   const Result plain = run("verify --model " + recording("glm_moe_dsa") + " --force dense_mha");
   EXPECT_EQ(plain.status, 1);
   EXPECT_NE(plain.out.find("layer 0: cannot run\n"), std::string::npos) << plain.out;
-  EXPECT_EQ(plain.out.find("FAIL"), std::string::npos) << plain.out;
+  EXPECT_NE(plain.out.find("--reading engines: FAIL\n  --reading transformers: cannot run\n"), std::string::npos)
+      << plain.out;
+  EXPECT_NE(plain.out.find("--force: dense_mha cannot run\n"), std::string::npos) << plain.out;
 }
 
 TEST(Cli, VerifyKeepsItsDefaultsWhereverJsonStands) {
@@ -200,12 +209,90 @@ TEST(Cli, VerifyFailsOnAWrongEpsilon) {
 TEST(Cli, VerifyFailsOnAWrongRopePairing) {
   const TemporaryFolder folder;
   copy_model("deepseek_v32", folder.path(), [](Json& config) { config["indexer_rope_interleave"] = true; });
-  const std::string verify = "verify --json --model " + folder.path().string();
+  // The reading of transformers has the other pairs, and would pass.
+  const std::string verify = "verify --json --reading engines --model " + folder.path().string();
   const Result result = run(verify + " --selection indexer");
   EXPECT_EQ(result.status, 1) << result.err;
   EXPECT_LT(result.json().at("layers").at(0).at("selection_match"), 0.99);
   // The recorded selection does not depend on it.
   EXPECT_EQ(run(verify).status, 0);
+}
+
+/// A folder's checkpoint, no longer linked, with other bytes or another header.
+/// @param change  takes the header and the data
+template <class Change>
+void change_checkpoint(const std::filesystem::path& folder, const Change& change) {
+  const std::string stored = read_file(folder / "model.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, stored.data(), sizeof length);
+  Json header = Json::parse(stored.substr(sizeof length, length));
+  std::string data = stored.substr(sizeof length + length);
+  change(header, data);
+  std::filesystem::remove(folder / "model.safetensors");
+  write_file(folder / "model.safetensors", test::safetensors_bytes(header.dump(), data));
+}
+
+TEST(Cli, VerifyFailsOnADeadIndexer) {
+  for (const char* dead : {"indexer.wq_b.weight", "indexer.weights_proj.weight"}) {
+    const TemporaryFolder folder;
+    copy_model("deepseek_v32", folder.path(), [](Json&) {});
+    change_checkpoint(folder.path(), [&](const Json& header, std::string& data) {
+      for (const auto& [name, tensor] : header.items()) {
+        if (name.ends_with(dead)) {
+          const auto begin = tensor.at("data_offsets").at(0).get<std::size_t>();
+          const auto end = tensor.at("data_offsets").at(1).get<std::size_t>();
+          data.replace(begin, end - begin, end - begin, '\0');
+        }
+      }
+    });
+    for (const char* dtype : {"float32", "bfloat16"}) {
+      SCOPED_TRACE(std::string(dead) + ", " + dtype);
+      const Result result =
+          run("verify --json --selection indexer --model " + folder.path().string() + " --dtype " + dtype);
+      EXPECT_EQ(result.status, 1) << result.err;
+      const Json layer = result.json().at("layers").at(0);
+      EXPECT_EQ(layer.at("selection_pass"), false);
+      EXPECT_EQ(layer.at("undecided_rows"), layer.at("selection_rows"));
+      EXPECT_EQ(layer.at("selection_rows"), 300 - 64);
+    }
+  }
+}
+
+TEST(Cli, VerifyRefusesACheckpointThatLacksWhatItsReadingNeeds) {
+  // Engines read the config as deepseek_v32, and the weights of its indexer are not there; the recording is not that of
+  // the dense layer that transformers read.
+  const TemporaryFolder folder;
+  copy_model("deepseek_v32", folder.path(), [](Json& config) {
+    config["model_type"] = "deepseek_v3";
+    config.erase("layer_types");
+  });
+  change_checkpoint(folder.path(), [](Json& header, const std::string&) {
+    Json rest = Json::object();
+    for (const auto& [name, tensor] : header.items()) {
+      rest[name.find(".indexer.wk.") == std::string::npos ? name : name + ".lost"] = tensor;
+    }
+    header = rest;
+  });
+  const Result result = run("verify --model " + folder.path().string());
+  EXPECT_EQ(result.status, 2) << result.out;
+  EXPECT_NE(result.err.find("indexer.wk.weight"), std::string::npos) << result.err;
+  EXPECT_EQ(run("verify --reading transformers --model " + folder.path().string()).status, 1);
+}
+
+TEST(Cli, VerifySaysWhereReadingsCannotBeToldApart) {
+  // The readings differ in the indexer's rope, and the recorded selection does without the indexer.
+  const TemporaryFolder folder;
+  copy_model("deepseek_v32", folder.path(), [](Json& config) { config["indexer_rope_interleave"] = true; });
+  const std::string verify = "verify --model " + folder.path().string();
+  const Result recorded = run(verify);
+  EXPECT_EQ(recorded.status, 0) << recorded.err;
+  EXPECT_NE(recorded.out.find("cannot tell the readings apart; --selection indexer"), std::string::npos)
+      << recorded.out;
+  EXPECT_EQ(run(verify + " --json").json().at("readings_undecided"), true);
+  const Result indexer = run(verify + " --selection indexer");
+  EXPECT_EQ(indexer.status, 0) << indexer.err;
+  EXPECT_EQ(indexer.out.find("apart"), std::string::npos) << indexer.out;
+  EXPECT_NE(indexer.out.find("reported is the reading of transformers"), std::string::npos) << indexer.out;
 }
 
 TEST(Cli, VerifyFailsOnAnotherModelsRecording) {
@@ -227,7 +314,7 @@ TEST(Cli, VerifyTellsWhatTheScaleOfAnFp8CacheDoes) {
     SCOPED_TRACE(scale);
     const std::string scaled = verify + " --kv-cache-scale " + scale;
     const Result result = run(scaled + " --json");
-    EXPECT_EQ(result.status, 0) << result.err;  // the layer is right, whatever the scale does
+    EXPECT_EQ(result.status, 1) << result.err;
     const Json document = result.json();
     EXPECT_NEAR(document.at("kv_cache_scale").get<double>(), std::stod(scale), 1e-9 * std::stod(scale) + 1e-9);
     const Json effect = document.at("layers").at(0).at("rounding").at("scale_effect");
@@ -235,7 +322,15 @@ TEST(Cli, VerifyTellsWhatTheScaleOfAnFp8CacheDoes) {
     EXPECT_GT(effect.at(std::string(scale) == "1e-3" ? "saturated" : "zeroed"), 1000);
     const Result text = run(scaled);
     EXPECT_NE(text.out.find("(--kv-cache-scale)"), std::string::npos) << text.out;
-    EXPECT_NE(text.out.find("note: the scale does not suit this layer"), std::string::npos) << text.out;
+    std::string unwrapped = text.out;
+    std::replace(unwrapped.begin(), unwrapped.end(), '\n', ' ');
+    EXPECT_NE(unwrapped.find("FAIL, the scale lets more than 1 % saturate or more than 10 % become zero"),
+              std::string::npos)
+        << text.out;
+    const std::size_t said = text.out.find("--kv-cache-scale ");
+    ASSERT_NE(said, std::string::npos) << text.out;
+    const std::string suggested = text.out.substr(said, text.out.find(" would") - said);
+    EXPECT_EQ(run(verify + " " + suggested).status, 0) << suggested;
   }
   EXPECT_EQ(run(verify).out.find("does not suit"), std::string::npos);
 }

@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -77,8 +79,9 @@ std::string describe(const LayerResult& result) {
   }
   if (result.rounding) {
     const RoundingChecks& r = *result.rounding;
-    text += fmt::format("float32 {:.2e} {:.2e} queries {:.2e} cache {:.2e} output {:.2e}\n", r.float32_layer.rel_error,
-                        r.float32_layer.max_row_error, r.queries, r.cache, r.output);
+    text += fmt::format("float32 {:.2e} {:.2e} queries {:.2e} latents {:.2e} wrong cache rows {} output {:.2e}\n",
+                        r.float32_layer.rel_error, r.float32_layer.max_row_error, r.queries, r.latents,
+                        r.wrong_cache_rows, r.output);
   }
   return text;
 }
@@ -96,7 +99,7 @@ TEST_P(RightLayers, PassWhateverTheirScoresAre) {
     spec.seed = random.bits();
     const Recorded recorded(spec);
     for (const Mode& mode : kModes) {
-      const float scale = random.chance(0.5) ? 1.0F : 0.004F;
+      const float scale = random.chance(0.5) ? 1.0F : 0.01F;
       const LayerResult result = recorded.verify(options_of(mode, scale));
       EXPECT_TRUE(result.pass()) << text_of(mode) << "\n" << describe(result);
     }
@@ -136,6 +139,7 @@ struct Fault {
   std::string name;
   std::function<void(const AppendedStep&, const Attention&, const Step&)> after_append;  // may write to the views
   std::function<void(View<std::int32_t>)> in_selection;                                  // of a copy
+  std::function<void(const ConstAnyView&)> after_attend;
   std::function<void(const ConstAnyView&)> after_output;
   float cache_scale_factor = 1.0F;   // between what append and attend take, and what is said
   std::vector<CacheFormat> formats;  // that it can be made in; empty: all
@@ -182,7 +186,12 @@ class FaultyStages final : public Stages {
   void share(const Selection& selection) override { inner_->share(selection); }
   [[nodiscard]] Selection selection() const override { return said_; }
   void prepare(const Plan& plan, bool with_lse) override { inner_->prepare(plan, with_lse); }
-  void attend(const Plan& plan) override { inner_->attend(plan); }
+  void attend(const Plan& plan) override {
+    inner_->attend(plan);
+    if (fault_.after_attend) {
+      fault_.after_attend(inner_->attended().out);
+    }
+  }
   void output() override {
     inner_->output();
     if (fault_.after_output) {
@@ -260,6 +269,45 @@ void raise_codes(std::byte* codes, std::int64_t count) {
 
 const std::vector<CacheFormat> kCoded = {CacheFormat::fp8, CacheFormat::fp8_ds_mla};
 
+float value_of(const ConstAnyView& matrix, std::int64_t row, std::int64_t column) {
+  const std::int64_t offset = row * matrix.stride(0) + column * matrix.stride(1);
+  return matrix.dtype() == DType::float32 ? static_cast<const float*>(matrix.data())[offset]
+                                          : static_cast<float>(static_cast<const bfloat16*>(matrix.data())[offset]);
+}
+
+/// The code of the number nearest to 0 among the two that a value lies between.
+std::byte truncated_code(float value) {
+  float8_e4m3 code;
+  for (code.bits = 126; code.bits > 0 && static_cast<float>(code) > std::abs(value);) {
+    --code.bits;
+  }
+  return static_cast<std::byte>(code.bits + (value < 0.0F ? 128 : 0));
+}
+
+/// Stores the latents of a step again.
+/// @param scales  what a row's scales are made of its groups' largest magnitudes; unset: as the format has it
+void store_again(const AppendedStep& appended, const Attention& attention, const Step& step,
+                 const std::function<void(std::array<float, 4>&)>& scales,
+                 const std::function<std::byte(float)>& code) {
+  for (std::int64_t t = 0; t < step.tokens(); ++t) {
+    std::byte* const row = bytes_of(appended.cache, step.slots()(t));
+    std::array<float, 4> scale{};
+    scale.fill(appended.cache.scale);
+    if (attention.format == CacheFormat::fp8_ds_mla) {
+      std::memcpy(scale.data(), row + 512, sizeof scale);
+      if (scales) {
+        scales(scale);
+        std::memcpy(row + 512, scale.data(), sizeof scale);
+      }
+    }
+    for (std::int64_t i = 0; i < attention.geometry.kv_lora_rank; ++i) {
+      row[i] = code(value_of(appended.latent, t, i) / scale.at(static_cast<std::size_t>(i / 128)));
+    }
+  }
+}
+
+std::byte rounded_code(float value) { return static_cast<std::byte>(float8_e4m3(value).bits); }
+
 std::vector<Fault> stage_faults() {
   std::vector<Fault> faults;
   const auto add = [&](const std::string& name) -> Fault& {
@@ -273,6 +321,36 @@ std::vector<Fault> stage_faults() {
       raise_codes(bytes_of(appended.cache, step.slots()(t)), attention.geometry.kv_lora_rank);
     }
   };
+  const auto stored = [&](const std::string& name, const std::vector<CacheFormat>& formats,
+                          const std::function<void(std::array<float, 4>&)>& scales,
+                          const std::function<std::byte(float)>& code) {
+    Fault& fault = add(name);
+    fault.formats = formats;
+    fault.after_append = [scales, code](const AppendedStep& appended, const Attention& attention, const Step& step) {
+      store_again(appended, attention, step, scales, code);
+    };
+  };
+  const std::vector<CacheFormat> grouped{CacheFormat::fp8_ds_mla};
+  stored("e4m3 truncated", kCoded, {}, truncated_code);
+  stored(
+      "one scale for the row", grouped,
+      [](std::array<float, 4>& scale) { scale.fill(*std::max_element(scale.begin(), scale.end())); }, rounded_code);
+  stored(
+      "scales that are powers of two", grouped,
+      [](std::array<float, 4>& scale) {
+        for (float& one : scale) {
+          one = std::exp2(std::ceil(std::log2(one)));
+        }
+      },
+      rounded_code);
+  stored(
+      "scales of the largest magnitude over 240", grouped,
+      [](std::array<float, 4>& scale) {
+        for (float& one : scale) {
+          one *= 448.0F / 240.0F;
+        }
+      },
+      rounded_code);
   add("halves of the latent swapped").after_append = [](const AppendedStep& appended, const Attention& attention,
                                                         const Step& step) {
     const std::int64_t half = attention.geometry.kv_lora_rank / 2 * value_bytes(attention.format);
@@ -360,6 +438,51 @@ TEST_P(Faults, InTheStagesFailInEveryDtypeAndFormat) {
   }
 }
 
+TEST(FaultsInOneRow, OfManyFailWhereverTheRowIs) {
+  const std::uint64_t seed = test::fresh_seed();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  RecordedModelSpec spec;
+  spec.tokens = 1024;
+  spec.seed = seed;
+  const Recorded recorded(spec);
+  const auto garble = [](const ConstAnyView& out, std::int64_t row) {
+    change_values(out, out.dim(0) * out.stride(0),
+                  [&](std::int64_t i, float value) { return i / out.stride(0) == row ? -3.0F * value + 7.0F : value; });
+  };
+  for (const Mode& mode : {Mode{DType::float32, CacheFormat::float32}, Mode{DType::float32, CacheFormat::fp8_ds_mla},
+                           Mode{DType::bfloat16, CacheFormat::bfloat16}, Mode{DType::bfloat16, CacheFormat::fp8}}) {
+    Options options = options_of(mode, 0.01F);
+    options.force = Path::topk_mqa;
+    options.threads = 2;
+    const bool pass = recorded.verify(options).pass();
+    EXPECT_TRUE(pass) << text_of(mode);
+    std::int64_t row = 5 + static_cast<std::int64_t>(seed % 101);
+    for (const bool in_attention : {false, true}) {
+      for (int i = 0; i < 3; ++i, row = (row + 337) % spec.tokens) {
+        Fault fault;
+        const auto garbled = [&](const ConstAnyView& out) { garble(out, row); };
+        (in_attention ? fault.after_attend : fault.after_output) = garbled;
+        EXPECT_FALSE(recorded.verify(options, with(fault)).pass()) << text_of(mode) << ", row " << row;
+      }
+    }
+  }
+}
+
+TEST(Scales, ThatHoldTooLittleOfTheLayerFail) {
+  RecordedModelSpec spec;
+  spec.seed = test::fresh_seed();
+  SCOPED_TRACE(fmt::format("seed {}", spec.seed));
+  const Recorded recorded(spec);
+  for (const DType compute : {DType::float32, DType::bfloat16}) {
+    for (const auto& [scale, pass] : {std::pair{1e-9F, false}, std::pair{3e-3F, false}, std::pair{0.01F, true},
+                                      std::pair{10.0F, true}, std::pair{1e3F, false}, std::pair{1e6F, false}}) {
+      const LayerResult result = recorded.verify(options_of({compute, CacheFormat::fp8}, scale));
+      EXPECT_EQ(result.pass(), pass) << scale << "\n" << describe(result);
+      EXPECT_EQ(result.rounding->scale->pass(), pass) << scale;
+    }
+  }
+}
+
 // ---- faults in the model and the recording
 // ----------------------------------------------------------------------------
 
@@ -424,12 +547,46 @@ TEST_P(Faults, FailAlsoInRecordingsMadeInBfloat16) {
   RecordedModelSpec spec;
   spec.model_type = GetParam();
   spec.in_bfloat16 = true;
+  spec.score_stddev = 1.0 + static_cast<double>(random.below(3));
   spec.seed = random.bits();
   Recorded recorded(spec);
   recorded.model.config.softmax_scale *= 1.25;
   for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8}) {
     const LayerResult result = recorded.verify(options_of({DType::bfloat16, format}, 0.01F));
     EXPECT_FALSE(result.pass()) << describe(result);
+  }
+}
+
+/// What rounding may take has a limit, however large scores are: it is measured on a layer that may be wrong.
+TEST_P(Faults, FailWhereScoresAreHuge) {
+  const std::uint64_t seed = test::fresh_seed();
+  test::Random random(seed);
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  for (const double score_stddev : {1e2, 1e4, 1e6}) {
+    RecordedModelSpec spec;
+    spec.model_type = GetParam();
+    spec.score_stddev = score_stddev;
+    spec.seed = random.bits();
+    for (const bool in_bfloat16 : {false, true}) {
+      spec.in_bfloat16 = in_bfloat16;
+      Recorded recorded(spec);
+      const View<float> output = recorded.layers.front().output.view_as<float>();
+      std::swap_ranges(output.at(50), output.at(70), output.at(70));
+      for (const Mode& mode : kModes) {
+        const LayerResult result = recorded.verify(options_of(mode, 0.01F));
+        EXPECT_FALSE(result.pass()) << score_stddev << ", " << text_of(mode) << "\n" << describe(result);
+        for (const PathResult& path : result.paths) {
+          if (path.recorded.tolerance) {
+            EXPECT_LE(path.recorded.tolerance->rel_error, 1e-3);
+            EXPECT_LE(path.recorded.tolerance->max_row_error, 1.01e-3);
+          }
+        }
+        if (result.rounding) {
+          const bool wide = in_bfloat16 && mode.compute == DType::bfloat16;
+          EXPECT_LE(result.rounding->float32_layer.tolerance->max_row_error, wide ? 0.1 : 1.01e-3);
+        }
+      }
+    }
   }
 }
 

@@ -28,6 +28,9 @@ inline constexpr std::int64_t kRowsToCheck = 64;
 struct CheckTolerance {
   double row = 0.0;  ///< of ||row - oracle row|| / ||oracle row||
   double lse = 0.0;  ///< of |LSE - oracle LSE| / max(1, |oracle LSE|)
+  /// The most that rounding_allowance() may be, so that no error above a tenth passes in bfloat16, and none above a
+  /// thousandth in float32, however large the scores are: a layer whose rounding takes more tells no fault from it.
+  double most_allowance = 1.0;
 };
 [[nodiscard]] CheckTolerance check_tolerance(DType compute);
 
@@ -37,8 +40,8 @@ struct CheckTolerance {
 /// @param score_norm  see attention::OracleRow
 [[nodiscard]] double rounding_allowance(double score_norm) noexcept;
 
-/// A row and how far it is from the oracle's, divided by its rounding_allowance(). An infinite error stands for one
-/// that is no number.
+/// A row and how far it is from the oracle's, divided by its rounding_allowance(), capped as CheckTolerance says. An
+/// infinite error stands for one that is no number.
 struct RowError {
   std::int64_t request = 0;
   std::int64_t position = 0;

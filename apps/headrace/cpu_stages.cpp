@@ -88,7 +88,10 @@ class CpuStages final : public Stages {
     output_ = {};
   }
 
-  [[nodiscard]] AppendedStep appended() override { return {std::as_const(projected_.q).view(), latent_cache_.view()}; }
+  [[nodiscard]] AppendedStep appended() override {
+    return {std::as_const(projected_.q).view(), std::as_const(projected_.latent).view(),
+            std::as_const(projected_.rope_key).view(), latent_cache_.view()};
+  }
   [[nodiscard]] AttendedStep attended() override {
     return {layer_.attention_weights(), inputs(), std::as_const(attended_).view(), lse()};
   }

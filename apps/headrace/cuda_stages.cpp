@@ -174,7 +174,9 @@ class CudaStages final : public Stages {
     copies_.clear();
   }
 
-  [[nodiscard]] AppendedStep appended() override { return {copy(projected_.q), latent_cache_.on_host()}; }
+  [[nodiscard]] AppendedStep appended() override {
+    return {copy(projected_.q), copy_rows(projected_.latent), copy_rows(projected_.rope_key), latent_cache_.on_host()};
+  }
   [[nodiscard]] AttendedStep attended() override {
     AttendedStep result;
     result.weights.kv_b_proj = std::as_const(kv_b_proj_).view();
@@ -201,6 +203,16 @@ class CudaStages final : public Stages {
     device::cuda::download(reinterpret_cast<const std::byte*>(view.data()),
                            {host.data(), static_cast<std::size_t>(host.size_bytes())}, stream_);
     return View<const Element>(host.view_as<Element>().data(), view.rank(), view.shape(), view.strides());
+  }
+  /// The same of a matrix whose rows lie apart, with what lies between them.
+  template <class T>
+  View<const T> copy_rows(const View<const T>& view) {
+    if (view.empty()) {
+      return {};
+    }
+    const std::int64_t size = (view.dim(0) - 1) * view.stride(0) + view.dim(1);
+    const View<const T> flat = copy(View<const T>(view.data(), {size}));
+    return View<const T>(flat.data(), view.rank(), view.shape(), view.strides());
   }
   Selection copy(const Selection& selection) { return {copy(selection.index), copy(selection.count), selection.space}; }
 

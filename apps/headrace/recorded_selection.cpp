@@ -8,7 +8,6 @@
 #include <span>
 
 #include "headrace/error.h"
-#include "selection_match.h"
 #include "step.h"
 
 namespace headrace::app {
@@ -137,8 +136,7 @@ OwnSelection select_and_match(Stages& stages, const RecordedLayer& recorded, con
     match(scored, step, indexer, selection, options.compute, own, matcher);
     stages.close();
   }
-  own.match = matcher.share();
-  own.ties = matcher.ties();
+  own.match = matcher.result();
   return own;
 }
 

@@ -9,6 +9,7 @@
 #include "headrace/recording.h"
 #include "headrace/selection.h"
 #include "options.h"
+#include "selection_match.h"
 #include "stages.h"
 
 namespace headrace::app {
@@ -48,8 +49,7 @@ struct RecordedSelection {
 /// What our own indexer selects over a recorded layer's hidden states, for every row, covered or not.
 struct OwnSelection {
   SelectionBuffer buffer;
-  double match = 0.0;  ///< with what was recorded
-  std::int64_t ties = 0;
+  SelectionMatch match;  ///< with what was recorded
 };
 
 /// @param stages     of a layer that scores

@@ -25,15 +25,25 @@ std::vector<std::int64_t> positions_of(std::span<const std::int32_t> entries) {
   return positions;
 }
 
-/// The k-th largest score less the tolerance for ties; everything passes where the budget takes every key.
-double threshold_of(std::span<const float> scores, std::int64_t k) {
+/// A row's k-th largest score, give or take what counts as a tie.
+struct Threshold {
+  double least = -std::numeric_limits<double>::infinity();  ///< that matches; all do where the budget takes every key
+  bool undecided = false;
+};
+
+Threshold threshold_of(std::span<const float> scores, std::int64_t k) {
   if (static_cast<std::int64_t>(scores.size()) <= k) {
-    return -std::numeric_limits<double>::infinity();
+    return {};
   }
   std::vector<float> sorted(scores.begin(), scores.end());
   std::sort(sorted.begin(), sorted.end(), std::greater<>());
-  return static_cast<double>(sorted[static_cast<std::size_t>(k - 1)]) -
-         kTieTolerance * std::abs(static_cast<double>(sorted.front()));
+  const double kth = static_cast<double>(sorted[static_cast<std::size_t>(k - 1)]);
+  const double tolerance = kTieTolerance * std::abs(static_cast<double>(sorted.front()));
+  const auto above = std::count_if(sorted.begin(), sorted.begin() + k,
+                                   [&](float score) { return static_cast<double>(score) > kth + tolerance; });
+  // A k-th score that others do not equal decides, also where k is 1.
+  const bool alone = static_cast<double>(sorted[static_cast<std::size_t>(k)]) < kth - tolerance;
+  return {kth - tolerance, !alone && 2 * above < k};
 }
 
 }  // namespace
@@ -42,15 +52,22 @@ bool SelectionMatcher::add_row(std::int64_t position, std::span<const float> sco
                                std::span<const std::int32_t> recorded, std::span<const std::int32_t> ours) {
   const std::vector<std::int64_t> theirs = positions_of(recorded);
   const std::vector<std::int64_t> own = positions_of(ours);
-  recorded_ += static_cast<std::int64_t>(theirs.size());
+  if (rule_.covers(position)) {
+    return theirs == own;
+  }
+  const Threshold threshold = threshold_of(scores, indexer_.topk / indexer_.pool);
+  ++result_.rows;
+  result_.undecided_rows += threshold.undecided ? 1 : 0;
+  const auto selected = static_cast<std::int64_t>(theirs.size());
+  result_.positions += selected;
+  result_.could_miss += std::clamp<std::int64_t>(position + 1 - selected, 0, selected);
   if (theirs.size() != own.size()) {
     return false;
   }
-  const double threshold = threshold_of(scores, indexer_.topk / indexer_.pool);
   for (const std::int64_t key : theirs) {
-    if (matches(position, scores, key, threshold)) {
-      ++matching_;
-      ties_ += std::binary_search(own.begin(), own.end(), key) ? 0 : 1;
+    if (matches(position, scores, key, threshold.least)) {
+      ++result_.matching;
+      result_.ties += std::binary_search(own.begin(), own.end(), key) ? 0 : 1;
     }
   }
   return theirs == own;
@@ -65,8 +82,17 @@ bool SelectionMatcher::matches(std::int64_t position, std::span<const float> sco
   return candidate < scores.size() ? static_cast<double>(scores[candidate]) >= threshold : indexer_.tail;
 }
 
-double SelectionMatcher::share() const noexcept {
-  return recorded_ == 0 ? 1.0 : static_cast<double>(matching_) / static_cast<double>(recorded_);
+double SelectionMatch::share() const noexcept {
+  return positions == 0 ? 1.0 : static_cast<double>(matching) / static_cast<double>(positions);
+}
+
+bool SelectionMatch::decided() const noexcept {
+  return static_cast<double>(undecided_rows) <= kMostUndecided * static_cast<double>(rows) &&
+         static_cast<double>(ties) <= kMostUndecided * static_cast<double>(positions);
+}
+
+bool SelectionMatch::beats_chance() const noexcept {
+  return static_cast<double>(positions - matching) <= std::max(1.0, kMostMissed * static_cast<double>(could_miss));
 }
 
 }  // namespace headrace::app

@@ -17,7 +17,9 @@ namespace headrace::app {
 
 /// What projections and append made of a step, in host memory.
 struct AppendedStep {
-  ConstAnyView q;  ///< [T, H, nope + rope]
+  ConstAnyView q;         ///< [T, H, nope + rope]
+  ConstAnyView latent;    ///< [T, R], as append got it
+  ConstAnyView rope_key;  ///< [T, rope], likewise; empty for NoPE
   CacheView cache;
 };
 

@@ -26,7 +26,7 @@ struct RecordedTolerance {
   double max_row_error = 0.0;
 };
 
-/// Of a layer in float32 with a float32 cache.
+/// Of a layer in float32 with a float32 cache. No more than 3e-4 and 1e-3, however large the scores are.
 /// @param score_norm  see OracleCheck::score_norm()
 [[nodiscard]] RecordedTolerance float32_tolerance(double score_norm) noexcept;
 
@@ -38,7 +38,7 @@ struct RecordedTolerance {
 }
 
 /// The least selection match that passes. bfloat16 scores differ from the recorded float32 ones by more than a tie, and
-/// then other keys win; a wrong rope or norm loses far more.
+/// then other keys win; a wrong rope or norm loses far more of the rows that leave something to select.
 [[nodiscard]] double least_selection_match(DType compute);
 
 /// Errors against what a recording holds.
@@ -81,24 +81,26 @@ struct SkippedPath {
 struct RoundingChecks {
   RecordedErrors float32_layer;  ///< the layer in float32 against the recording
   double queries = 0.0;          ///< see StageErrors
-  double cache = 0.0;
+  double latents = 0.0;
   double output = 0.0;
-  double tolerance = 0.0;            ///< of these three
-  std::optional<ScaleEffect> scale;  ///< of an fp8 cache
+  double tolerance = 0.0;             ///< of these three
+  std::int64_t wrong_cache_rows = 0;  ///< see StageErrors; none passes
+  std::optional<ScaleEffect> scale;   ///< of an fp8 cache
 
   [[nodiscard]] bool pass() const noexcept {
-    return float32_layer.pass() && queries <= tolerance && cache <= tolerance && output <= tolerance;
+    return float32_layer.pass() && queries <= tolerance && latents <= tolerance && output <= tolerance &&
+           wrong_cache_rows == 0 && (!scale || scale->pass());
   }
 };
 
 struct LayerResult {
   std::int64_t layer = 0;
-  std::optional<double> selection_match;  ///< absent where another layer's selection, or the recorded one, is used
-  std::optional<std::int64_t> ties;
-  bool selection_pass = true;  ///< whether the match is at least least_selection_match()
+  std::optional<SelectionMatch> match;  ///< absent where another layer's selection, or the recorded one, is used
+  bool selection_pass = true;  ///< see SelectionMatch, and whether its share is at least least_selection_match()
   NotedRows wide_rows;  ///< of the recorded selection that was used: they select more keys than the rule lets them
   std::optional<NotedRows> differs_from_source;  ///< where it is the layer's own and another layer scores for it: rows
-  bool recorded_in_bfloat16 = false;             ///< every value of the recorded output is one of bfloat16
+  std::optional<std::int64_t> rows_of_source;  ///< of that layer's selection, where they are too many or few to compare
+  bool recorded_in_bfloat16 = false;           ///< every value of the recorded output is one of bfloat16
   std::vector<PathResult> paths;
   std::vector<SkippedPath> skipped;
   std::optional<RoundingChecks> rounding;

@@ -40,7 +40,8 @@ Json to_json(const ScaleEffect& effect) {
   return {{"values", effect.values},
           {"saturated", effect.saturated},
           {"zeroed", effect.zeroed},
-          {"largest", number(effect.largest)}};
+          {"largest", number(effect.largest)},
+          {"pass", effect.pass()}};
 }
 
 Json to_json(const RoundingChecks& checks) {
@@ -49,7 +50,8 @@ Json to_json(const RoundingChecks& checks) {
   layer["pass"] = checks.float32_layer.pass();
   return {{"float32_layer", std::move(layer)},
           {"query_error", number(checks.queries)},
-          {"cache_error", number(checks.cache)},
+          {"latent_error", number(checks.latents)},
+          {"wrong_cache_rows", checks.wrong_cache_rows},
           {"output_error", number(checks.output)},
           {"stage_tolerance", checks.tolerance},
           {"scale_effect", checks.scale ? to_json(*checks.scale) : Json(nullptr)},
@@ -68,11 +70,15 @@ Json to_json(const LayerResult& layer, DType compute) {
                        {"covered_prefix", path.covered_prefix ? to_json(*path.covered_prefix) : Json(nullptr)}});
   }
   return {{"layer", layer.layer},
-          {"selection_match", layer.selection_match ? number(*layer.selection_match) : Json(nullptr)},
-          {"selection_match_required", layer.selection_match ? Json(least_selection_match(compute)) : Json(nullptr)},
-          {"ties", or_null(layer.ties)},
+          {"selection_match", layer.match ? number(layer.match->share()) : Json(nullptr)},
+          {"selection_match_required", layer.match ? Json(least_selection_match(compute)) : Json(nullptr)},
+          {"selection_rows", layer.match ? Json(layer.match->rows) : Json(nullptr)},
+          {"undecided_rows", layer.match ? Json(layer.match->undecided_rows) : Json(nullptr)},
+          {"ties", layer.match ? Json(layer.match->ties) : Json(nullptr)},
+          {"selection_pass", layer.selection_pass},
           {"wide_rows", to_json(layer.wide_rows)},
           {"differs_from_source", layer.differs_from_source ? to_json(*layer.differs_from_source) : Json(nullptr)},
+          {"rows_of_source", or_null(layer.rows_of_source)},
           {"recorded_in_bfloat16", layer.recorded_in_bfloat16},
           {"rounding", layer.rounding ? to_json(*layer.rounding) : Json(nullptr)},
           {"pass", layer.pass()},
@@ -101,6 +107,7 @@ Json verify_json(const VerifyReport& report, const Options& options) {
   document["model"] = report.model;
   add_reading(document, report.config);
   document["readings"] = tried_json(report.readings);
+  document["readings_undecided"] = report.undecided();
   document["recorded_reading"] = report.recorded_reading ? Json(name_of(*report.recorded_reading)) : Json(nullptr);
   document["dtype"] = name_of(options.compute);
   document["kv_cache_dtype"] = name_of(options.format());

@@ -4,6 +4,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "attention/paths/mqa_blocking.h"
 #include "headrace/error.h"
@@ -22,17 +24,6 @@ Selection rows_of(const Selection& selection, const Piece& piece) {
   rows.index = selection.index.slice(piece.begin, piece.end);
   if (!selection.count.empty()) {
     rows.count = selection.count.slice(piece.begin, piece.end);
-  }
-  return rows;
-}
-
-/// Of ascending positions those of a step, counted from its first.
-std::vector<std::int64_t> rows_of(const std::vector<std::int64_t>& positions, const Piece& piece) {
-  std::vector<std::int64_t> rows;
-  for (const std::int64_t position : positions) {
-    if (position >= piece.begin && position < piece.end) {
-      rows.push_back(position - piece.begin);
-    }
   }
   return rows;
 }
@@ -69,15 +60,15 @@ PathResult LayerRun::run(Path path, std::int64_t rows) const {
   const std::vector<RequestSpec> batch{{rows, 0}};
   const PageTable table(batch, options.seed);
   stages_.begin(table, attention_.format, 0);
-  const std::vector<std::int64_t> positions = rows_to_check(
-      batch.front(), {options.prefill_chunk, attention_.rule.covered_prefix()}, kVerifyRows, options.seed);
-  OracleCheck check(check_tolerance(options.compute), {positions});
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(rows));
+  std::iota(positions.begin(), positions.end(), 0);
+  OracleCheck check(check_tolerance(options.compute), {std::move(positions)});
   OutputErrors errors;
   const std::int64_t steps = query_steps(batch, options.prefill_chunk);
   Progress progress(fmt::format("layer {} {}", recorded_.layer, name_of(path)), steps);
   for (std::int64_t s = 0; s < steps; ++s) {
     const Step step(table, query_pieces(batch, options.prefill_chunk, s));
-    run_step(step, rows_of(positions, step.pieces().front()), options, check, errors);
+    run_step(step, options, check, errors);
     progress.advance(1);
   }
   PathResult result;
@@ -110,8 +101,7 @@ Plan LayerRun::plan_path(const Batch& batch, const Options& options) const {
   }
 }
 
-void LayerRun::run_step(const Step& step, const std::vector<std::int64_t>& rows, const Options& options,
-                        OracleCheck& check, OutputErrors& errors) const {
+void LayerRun::run_step(const Step& step, const Options& options, OracleCheck& check, OutputErrors& errors) const {
   const Piece& piece = step.pieces().front();
   const Plan plan = plan_path(step.batch(), options);
   stages_.open(step, hidden_.view().slice(piece.begin, piece.end));
@@ -128,7 +118,7 @@ void LayerRun::run_step(const Step& step, const std::vector<std::int64_t>& rows,
   stages_.output();
   const ConstAnyView out = stages_.out();
   if (stage_errors_ != nullptr) {
-    stage_errors_->add_output(attended.out, out, rows, options.threads);
+    stage_errors_->add_output(attended.out, out, options.threads);
   }
   // A row whose own selection is another has another answer, which the recording does not hold.
   errors.add(out, recorded_.output.view_as<float>().slice(piece.begin, piece.end), selection_.agrees, piece.begin);

@@ -15,9 +15,6 @@
 
 namespace headrace::app {
 
-/// Rows of a prompt that verify compares with the float64 oracle; of a longer one so many are drawn as --check does.
-inline constexpr std::int64_t kVerifyRows = 256;
-
 /// A selection for the whole prompt.
 struct PromptSelection {
   Selection selection;
@@ -35,13 +32,13 @@ class LayerRun {
   [[nodiscard]] std::int64_t covered_rows() const noexcept;
   [[nodiscard]] std::vector<std::string> unmet(Path path, std::int64_t rows) const;
 
-  /// Runs the first `rows` tokens of the prompt, in chunks as the options say.
+  /// Runs the first `rows` tokens of the prompt, in chunks as the options say, and compares each of them: a fault of
+  /// one tile of one path is seen in few rows.
   [[nodiscard]] PathResult run(Path path, std::int64_t rows) const;
 
  private:
   [[nodiscard]] Plan plan_path(const Batch& batch, const Options& options) const;
-  void run_step(const Step& step, const std::vector<std::int64_t>& rows, const Options& options, OracleCheck& check,
-                OutputErrors& errors) const;
+  void run_step(const Step& step, const Options& options, OracleCheck& check, OutputErrors& errors) const;
 
   Stages& stages_;
   const RecordedLayer& recorded_;

@@ -7,6 +7,12 @@
 
 namespace headrace::app {
 
+bool ReadingResult::fails() const noexcept {
+  return refusal != nullptr || std::any_of(layers.begin(), layers.end(), [](const LayerResult& layer) {
+           return !layer.pass() && !layer.cannot_run();
+         });
+}
+
 std::vector<Reading> readings_to_try(const Options& options, std::optional<Reading> recorded, bool differ) {
   if (options.reading_given) {
     return {options.reading};
@@ -30,18 +36,22 @@ std::vector<ReadingResult> try_readings(const std::vector<Reading>& readings,
       result.refusal_text = error.what();
     }
   }
-  if (std::all_of(results.begin(), results.end(),
-                  [](const ReadingResult& result) { return result.refusal != nullptr; })) {
-    std::rethrow_exception(results.front().refusal);
+  const auto refused = std::find_if(results.begin(), results.end(),
+                                    [](const ReadingResult& result) { return result.refusal != nullptr; });
+  if (refused != results.end() && readings_that_pass(results) == 0) {
+    std::rethrow_exception(refused->refusal);
   }
   return results;
+}
+
+std::int64_t readings_that_pass(const std::vector<ReadingResult>& results) {
+  return std::count_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
 }
 
 const ReadingResult& reading_to_report(const std::vector<ReadingResult>& results) {
   auto found = std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return result.pass(); });
   if (found == results.end()) {
-    found = std::find_if(results.begin(), results.end(),
-                         [](const ReadingResult& result) { return result.refusal == nullptr; });
+    found = std::find_if(results.begin(), results.end(), [](const ReadingResult& result) { return !result.fails(); });
   }
   return found == results.end() ? results.front() : *found;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -28,14 +29,19 @@ struct ReadingResult {
   std::string refusal_text;
 
   [[nodiscard]] bool pass() const noexcept { return refusal == nullptr && all_pass(layers); }
+  /// Not even that: a layer fails, rather than that the forced path cannot run.
+  [[nodiscard]] bool fails() const noexcept;
 };
 
-/// Runs `work` under each reading. One that is refused is one that does not pass.
-/// @throws Error the first refusal, where every reading is refused
+/// Runs `work` under each reading. A refusal does not count where another reading passes: then the model and the
+/// recording are of that one, and lack what the first asks for.
+/// @throws Error the first refusal, where no reading passes: a layer that could not be compared is not one that fails
 [[nodiscard]] std::vector<ReadingResult> try_readings(const std::vector<Reading>& readings,
                                                       const std::function<std::vector<LayerResult>(Reading)>& work);
 
-/// The one to report: the first that passes; else the first that was not refused.
+[[nodiscard]] std::int64_t readings_that_pass(const std::vector<ReadingResult>& results);
+
+/// The one to report: the first that passes, else the first that does not fail, else the first.
 [[nodiscard]] const ReadingResult& reading_to_report(const std::vector<ReadingResult>& results);
 
 }  // namespace headrace::app

@@ -21,6 +21,8 @@ struct VerifyReport {
   ModelConfig config;                       ///< as reported(): in that reading
 
   [[nodiscard]] const ReadingResult& reported() const { return reading_to_report(readings); }
+  /// More than one reading passes: nothing that was compared differs between them.
+  [[nodiscard]] bool undecided() const { return readings_that_pass(readings) > 1; }
 };
 
 /// As a document, and as text of at most 80 columns but for the names of files.

@@ -57,9 +57,19 @@ const PathResult* first_result(const LayerResult& layer) {
 
 /// The selection match, and how much of the outputs it leaves to compare.
 void add_match(std::string& text, const LayerResult& layer, DType compute) {
-  if (layer.selection_match) {
-    text += fmt::format("selection match {:.6f} (at least {:g} to pass), {} by a tie\n", *layer.selection_match,
-                        least_selection_match(compute), counted(*layer.ties, "position"));
+  if (layer.match) {
+    const SelectionMatch& match = *layer.match;
+    add_note(text,
+             fmt::format("selection match {:.6f} of {} (at least {:g} to pass), {} by a tie", match.share(),
+                         counted(match.rows, "row"), least_selection_match(compute), counted(match.ties, "position")));
+    if (!match.decided()) {
+      add_note(text, fmt::format("FAIL: our own scores do not decide what is selected: {} of {} have mostly equal ones",
+                                 match.undecided_rows, counted(match.rows, "row")));
+    }
+    if (!match.beats_chance()) {
+      add_note(text, fmt::format("FAIL: {} of the {} that could miss do", match.positions - match.matching,
+                                 counted(match.could_miss, "position")));
+    }
   }
   if (!layer.paths.empty() && layer.paths.front().recorded.rows < layer.paths.front().rows_run) {
     const PathResult& one = layer.paths.front();
@@ -81,6 +91,16 @@ void add_selection_notes(std::string& text, const LayerResult& layer) {
     add_note(text, fmt::format("note: the layer's own recorded selection was used; {} of it {} from that of the layer "
                                "that scores for it, the first at position {}",
                                counted(rows.rows, "row"), rows.rows == 1 ? "differs" : "differ", *rows.first));
+  }
+}
+
+/// Why nothing is said of a difference.
+void add_source_note(std::string& text, const LayerResult& layer) {
+  if (layer.rows_of_source) {
+    add_note(text,
+             fmt::format("note: the layer's own recorded selection was used; that of the layer that scores for it "
+                         "has {} and was not compared",
+                         counted(*layer.rows_of_source, "row")));
   }
 }
 
@@ -131,7 +151,9 @@ std::string rounding_table(const RoundingChecks& checks) {
   add("float32 layer against the recording, rel error", layer.rel_error, layer.tolerance->rel_error);
   add("float32 layer against the recording, worst row", layer.max_row_error, layer.tolerance->max_row_error);
   add("queries", checks.queries, checks.tolerance);
-  add("cache, beyond its format's own error", checks.cache, checks.tolerance);
+  add("latents and rope keys", checks.latents, checks.tolerance);
+  table.add({"rows of the cache with wrong bytes", fmt::format("{}", checks.wrong_cache_rows), "0",
+             checks.wrong_cache_rows == 0 ? "pass" : "FAIL"});
   add("output projection", checks.output, checks.tolerance);
   return table.to_string();
 }
@@ -142,8 +164,13 @@ void add_rounding(std::string& text, const RoundingChecks& checks, const Options
     return;
   }
   const ScaleEffect& effect = *checks.scale;
-  add_note(text, fmt::format("fp8 scale {}: {} of {} values saturate, {:.2g} % become zero", options.cache_scale,
-                             effect.saturated, effect.values, 100.0 * effect.zeroed_share()));
+  add_note(text, fmt::format("fp8 scale {}: {} of {} values saturate, {:.3f} % become zero{}", options.cache_scale,
+                             effect.saturated, effect.values, 100.0 * effect.zeroed_share(),
+                             effect.pass()
+                                 ? ""
+                                 : fmt::format(": FAIL, the scale lets more than {:g} % saturate or more "
+                                               "than {:g} % become zero",
+                                               100.0 * ScaleEffect::kMostSaturated, 100.0 * ScaleEffect::kMostZeroed)));
   if (effect.largest > 0.0 && (effect.saturated > 0 || effect.zeroed_share() > kZeroedWorthAWord)) {
     add_note(text, fmt::format("note: the scale does not suit this layer, whose largest value is {:.3g}; "
                                "--kv-cache-scale {:.2g} would hold it",
@@ -158,6 +185,7 @@ std::string layer_text(const LayerResult& layer, const Options& options) {
                                                       : "FAIL");
   add_match(text, layer, options.compute);
   add_selection_notes(text, layer);
+  add_source_note(text, layer);
   add_recording_note(text, layer, options.compute);
   text += paths_table(layer);
   for (const SkippedPath& path : layer.skipped) {
@@ -174,16 +202,14 @@ std::string verdict(const Options& options, const ReadingResult& result) {
   if (result.pass()) {
     return "all pass";
   }
-  const bool fails = std::any_of(result.layers.begin(), result.layers.end(),
-                                 [](const LayerResult& layer) { return !layer.pass() && !layer.cannot_run(); });
-  if (fails) {
+  if (result.fails()) {
     return "FAIL";
   }
   return options.force ? fmt::format("--force: {} cannot run", name_of(*options.force)) : "no path can run";
 }
 
 /// Which reading what follows is of, where there is more to say than that it is the usual one.
-void add_readings(std::string& text, const VerifyReport& report) {
+void add_readings(std::string& text, const VerifyReport& report, const Options& options) {
   const Reading reported = report.reported().reading;
   if (report.readings.size() > 1) {
     text += "the configuration has two readings, and the recording names none:\n";
@@ -191,9 +217,16 @@ void add_readings(std::string& text, const VerifyReport& report) {
       add_note(text, fmt::format("  --reading {}: {}", name_of(result.reading),
                                  result.refusal != nullptr ? "refused: " + result.refusal_text
                                  : result.pass()           ? "pass"
-                                                           : "FAIL"));
+                                 : result.fails()          ? "FAIL"
+                                                           : "cannot run"));
     }
     text += fmt::format("reported is the reading of {}\n", name_of(reported));
+    if (report.undecided()) {
+      add_note(text, fmt::format("note: what was compared cannot tell the readings apart{}",
+                                 options.selection.kind == SelectionSource::Kind::recorded
+                                     ? "; --selection indexer compares our own indexer, too"
+                                     : ""));
+    }
   } else if (report.recorded_reading == reported) {
     text += fmt::format("reading {}, as the recording says\n", name_of(reported));
   } else if (report.recorded_reading) {
@@ -214,7 +247,7 @@ std::string verify_text(const VerifyReport& report, const Options& options) {
   if (options.format() == CacheFormat::fp8) {
     text += cache_scale_text(options) + '\n';
   }
-  add_readings(text, report);
+  add_readings(text, report, options);
   text += '\n';
   for (const LayerResult& layer : reported.layers) {
     text += layer_text(layer, options);
