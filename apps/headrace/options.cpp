@@ -230,7 +230,7 @@ class OptionAdder {
     app_.add_option(
             "--profile", options_.profile,
             "the rates that times are predicted from. auto, the default: this machine's, measured at first use, which "
-            "takes 10 to 20 s, and kept in the cache folder. nominal: assumed ones. Or a kept FILE")
+            "takes 10 to 40 s, and kept in the cache folder. nominal: assumed ones. Or a kept FILE")
         ->type_name("PROFILE");
   }
   void bench() {
