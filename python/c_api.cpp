@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -129,6 +130,30 @@ void upload_to(Plan& plan, const HrTensor& tables, std::int64_t stream) {
   upload(plan, bytes_of("tables", tables, place_of(plan)), stream_of(stream));
 }
 
+struct NamedView {
+  const char* name;
+  ConstAnyView view;
+};
+
+/// What is written must not be what is read, nor be written twice. Rows of two tensors may alternate in one memory, so
+/// only those that begin at the same address are surely in each other's way.
+void expect_apart(std::span<const NamedView> outputs, std::span<const NamedView> others) {
+  const auto same = [](const ConstAnyView& a, const ConstAnyView& b) {
+    const auto has_elements = [](const ConstAnyView& view) {
+      const auto* const end = view.shape().begin() + view.rank();
+      return view.rank() > 0 && std::find(view.shape().begin(), end, 0) == end;
+    };
+    return has_elements(a) && has_elements(b) && a.data() == b.data();
+  };
+  for (const NamedView& output : outputs) {
+    for (const NamedView& other : others) {
+      if (output.name != other.name && same(output.view, other.view)) {
+        throw Error(output.name, std::string("other memory than that of ") + other.name, "the same");
+      }
+    }
+  }
+}
+
 void attend_on(const Plan& plan, const HrCall& call) {
   const Place place = place_of(plan);
   const Weights weights{.kv_b_proj = required_input("kv_b_proj", call.kv_b_proj, place),
@@ -137,6 +162,19 @@ void attend_on(const Plan& plan, const HrCall& call) {
   const Outputs outputs{.out = required_output("out", call.out, place),
                         .lse = typed<float>("lse", optional_output("lse", call.lse, place))};
   const std::span<std::byte> workspace = bytes_of("workspace", call.workspace, place);
+  const NamedView written[] = {{"out", outputs.out}, {"lse", outputs.lse}};
+  const NamedView read[] = {{"q", inputs.q},
+                            {"kv_b_proj", weights.kv_b_proj},
+                            {"sink", weights.sink},
+                            {"cache", required_input("cache", call.cache, place)},
+                            {"block_table", inputs.requests.block_table},
+                            {"query_start", inputs.requests.query_start},
+                            {"seq_len", inputs.requests.seq_len},
+                            {"index", inputs.selection.index},
+                            {"count", inputs.selection.count},
+                            {"workspace", required_input("workspace", call.workspace, place)}};
+  expect_apart(written, read);
+  expect_apart(written, written);
   if (place.cuda) {
     attend(plan, weights, inputs, outputs, workspace, stream_of(call.stream));
   } else {

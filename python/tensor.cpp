@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 
@@ -96,6 +97,11 @@ AnyView view_of(const std::string& name, const HrDlTensor& tensor, const Place& 
   Dims shape{};
   std::copy_n(tensor.shape, tensor.rank, shape.begin());
   std::byte* data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  if (const auto left = reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(size_of(*dtype));
+      left != 0) {
+    throw Error(name, "an address divisible by the " + std::to_string(size_of(*dtype)) + " bytes of an element",
+                "one with a remainder of " + std::to_string(left));
+  }
   return AnyView(data, *dtype, tensor.rank, shape, strides_of(tensor));
 }
 

@@ -64,7 +64,10 @@ TEST(Cli, MisuseIsStatus2) {
                                 "bench --repetitions 7 --routing",
                                 "bench --profile nominal",
                                 "bench --svg no-such-folder/bench.svg",
-                                "verify --model glm-5"}) {
+                                "verify --model glm-5",
+                                "prefill --model glm-5 --batch 1 --check ''",
+                                "verify --model glm-5 --recording ''",
+                                "validate --recording ''"}) {
     expect_error(arguments, 2);
   }
   EXPECT_EQ(run("").status, 2);
@@ -86,6 +89,25 @@ TEST(Cli, UsageErrorsSayWhereToLook) {
     says(twice, "headrace: --json: given twice; see \"headrace models --help\"");
   }
   says("route --model glm-5 --batch", "headrace: --batch: takes a value, and none follows");
+  const std::string verify = "verify --model " + recording("deepseek_v32");
+  says(verify + " --recording ''", "headrace: --recording: expected a file's name, got \"\"");
+  says("validate --recording ''", "headrace: --recording: expected a file's name, got \"\"");
+  says("prefill --model glm-5 --batch 1 --check ''", "headrace: --check: expected nothing or \"all\", got \"\"");
+  const std::string sources =
+      "--selection: expected indexer, uniform, drift:RHO, pooled:P:RHO or local, got \"random\"";
+  says("route --model glm-5 --batch 1 --selection random", sources);
+  says("prefill --model glm-5 --batch 1 --selection random", sources);
+  for (const char* other : {"''", "random", "uniform", "drift:0.5"}) {
+    says(verify + " --selection " + other, "--selection: expected recorded or indexer, got");
+  }
+  says("route --model glm-5 --batch 1 --selection drift:2", "--selection: expected RHO in [0, 1], got");
+  says("route --model glm-5 --batch 1 --workspace-limit 1PB", "TiB (or K, M, G, T) or KB, MB, GB, TB, got \"1PB\"");
+  says("route --model glm-5 --batch 1 --kv-cache-scale 1",
+       "\"--kv-cache-scale\" is no option of route; prefill and verify take it");
+  says("models --batch=4", "\"--batch\" is no option of models; route and prefill take it");
+  says("doctor --routing", "\"--routing\" is no option of doctor; bench takes it");
+  says("bench --svg /tmp", "/tmp: expected a file that can be written, got a folder");
+  says("bench --svg no-such-folder/x.svg", "got one in \"no-such-folder\", and there is no such folder");
   says("validate file", "\"file\" is neither an option nor the value of one");
 }
 
@@ -100,6 +122,8 @@ TEST(Cli, ErrorsSayWhatWasProbablyMeant) {
   says("route --model glm-5 --batch 1 --bacth=4k", "unknown option \"--bacth\" (did you mean \"--batch\"?)");
   says("route --model glm-5.3 --batch 4k", "got \"glm-5.3\" (did you mean \"glm-5.3-flash\"?)");
   says("--vresion", "unknown option \"--vresion\" (did you mean \"--version\"?)");
+  EXPECT_EQ(run("rout --json").json().at("error").at("actual"), "\"rout\" (did you mean \"route\"?)");
+  EXPECT_EQ(run("route --bacth 4k --json").json().at("error").at("actual"), "\"--bacth\" (did you mean \"--batch\"?)");
   const Result far = run("route --model glm-5 --batch 4k --bogus");
   EXPECT_EQ(far.err.find("did you mean"), std::string::npos) << far.err;
 }
@@ -224,6 +248,23 @@ TEST(Cli, BadRecordingsAreStatus2) {
   expect_error(verify + " --recording " + (folder.path() / "empty").string(), 2);
 }
 
+TEST(Cli, AConfigurationAloneIsAModel) {
+  const std::string folder = recording("deepseek_v32");
+  const std::string route = "route --batch 4k --json --model ";
+  auto file = run(route + folder + "/config.json").json();
+  auto whole = run(route + folder).json();
+  file.erase("model");
+  whole.erase("model");
+  EXPECT_EQ(file, whole);
+  EXPECT_EQ(run("prefill --batch 4 --json --model " + folder + "/config.json").json().at("weights"), "random");
+}
+
+TEST(Cli, HelpListsEverySpellingOfACacheFormat) {
+  for (const char* name : {"float32", "fp32", "bf16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", "auto"}) {
+    EXPECT_NE(run("route --help").out.find(name), std::string::npos) << name;
+  }
+}
+
 TEST(Cli, BadModelFoldersAreStatus2) {
   const TemporaryFolder folder;
   const std::string model = folder.path().string();
@@ -239,7 +280,10 @@ TEST(Cli, BrokenWeightsAreNotReplacedByRandomOnes) {
     const TemporaryFolder folder;
     copy_config("deepseek_v32", folder.path());
     fs::create_symlink(target, folder.path() / "model.safetensors");
-    EXPECT_EQ(run("prefill --batch 4 --model " + folder.path().string()).status, 2) << target;
+    const Result result = run("prefill --batch 4 --model " + folder.path().string());
+    EXPECT_EQ(result.status, 2) << target;
+    EXPECT_EQ(result.out, "") << target;
+    EXPECT_NE(result.err.find("model.safetensors: expected a file"), std::string::npos) << result.err;
     EXPECT_EQ(run("route --batch 4 --model " + folder.path().string()).status, 0) << target;
   }
   const TemporaryFolder shards;

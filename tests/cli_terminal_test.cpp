@@ -132,6 +132,7 @@ TEST(Cli, MeasuringRatesShowsProgressOnATerminalOnly) {
   const Result piped = run(route + " --profile auto");
   EXPECT_EQ(piped.status, 0);
   EXPECT_EQ(piped.out.find("measuring"), std::string::npos);
+  EXPECT_EQ(piped.err.find("headrace: note: measuring this machine's rates, once;"), 0U) << piped.err;
   EXPECT_EQ(piped.err.find('%'), std::string::npos) << piped.err;
 }
 

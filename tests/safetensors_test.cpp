@@ -99,9 +99,9 @@ std::string nested(int depth) {
 }
 
 const BadHeader kBadHeaders[] = {
-    {"empty", "", "", "begins with '{'"},
-    {"leading space", " {}", "", "begins with '{'"},
-    {"array", "[]", "", "begins with '{'"},
+    {"empty", "", "", "expected a safetensors file, got another kind of file"},
+    {"leading space", " {}", "", "expected a safetensors file, got another"},
+    {"array", "[]", "", "expected a safetensors file, got another"},
     {"not JSON", "{nonsense}", "", "expected JSON"},
     {"cut", R"({"t":)", "", "expected JSON"},
     {"not UTF-8", "{\"\xff\":1}", "", "expected JSON"},
@@ -126,7 +126,8 @@ const BadHeader kBadHeaders[] = {
     {"three offsets", one(R"("dtype":"U8","shape":[1],"data_offsets":[0,1,1])"), "x", "t.data_offsets"},
     {"negative offset", one(R"("dtype":"U8","shape":[1],"data_offsets":[-1,0])"), "x", "t.data_offsets"},
     {"offsets reversed", one(R"("dtype":"U8","shape":[1],"data_offsets":[1,0])"), "x", "begin <= end"},
-    {"offsets past the end", one(R"("dtype":"U8","shape":[2],"data_offsets":[0,2])"), "x", "begin <= end <= 1"},
+    {"offsets past the end", one(R"("dtype":"U8","shape":[2],"data_offsets":[0,2])"), "x",
+     "expected 2 bytes of tensor data, as its header says, got 1 bytes: the file is cut short"},
     {"too many bytes", one(R"("dtype":"U8","shape":[1],"data_offsets":[0,2])"), "xy", "1 bytes for U8 [1], got 2"},
     {"too few bytes", one(R"("dtype":"F32","shape":[1],"data_offsets":[0,2])"), "xy", "4 bytes for F32 [1], got 2"},
     {"hole in front", one(R"("dtype":"U8","shape":[1],"data_offsets":[1,2])"), "xy", "a hole"},
@@ -156,13 +157,28 @@ TEST_F(SafetensorsTest, RefusesBadHeaders) {
 
 TEST_F(SafetensorsTest, RefusesBadHeaderLengths) {
   const std::string good = safetensors_bytes("{}", "");
-  for (const std::uint64_t length :
-       {std::uint64_t{3}, std::uint64_t{1} << 32, std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
+  const auto refused = [&](std::uint64_t length, const std::string& message) {
     std::string bytes = good;
     std::memcpy(bytes.data(), &length, sizeof(length));
     write(bytes);
-    EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, "header length: expected at most 2 bytes, got "));
+    EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, message)) << length;
+  };
+  refused(3, "expected a header of 3 bytes, as the file says, got 2 bytes: the file is cut short");
+  for (const std::uint64_t length :
+       {std::uint64_t{0}, std::uint64_t{1} << 32, std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
+    refused(length, "expected a safetensors file, got another kind of file");
   }
+}
+
+TEST_F(SafetensorsTest, NamesWhatPeopleHaveInItsPlace) {
+  write("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 42\n");
+  EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, "expected a safetensors file, got a pointer of git-lfs"));
+  write("{\n  \"model_type\": \"glm_moe_dsa\"\n}\n");
+  EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, "expected a safetensors file, got another kind of file"));
+  std::filesystem::remove(file());
+  std::filesystem::create_symlink("../../blobs/0123", file());
+  EXPECT_TRUE(throws_error([&] { Safetensors{file()}; },
+                           "expected a file, got a link to \"../../blobs/0123\", which is not there"));
 }
 
 TEST_F(SafetensorsTest, RefusesEveryTruncation) {
@@ -210,7 +226,7 @@ TEST_F(SafetensorsTest, RefusesWhatIsNoFile) {
   EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, file().string() + ": expected a file, got nothing"));
   EXPECT_TRUE(throws_error([&] { Safetensors{folder_.path()}; }, "got a folder"));
   ASSERT_EQ(::mkfifo(file().c_str(), 0600), 0);
-  EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, "got a special file"));
+  EXPECT_TRUE(throws_error([&] { Safetensors{file()}; }, "got a device, a pipe or a socket"));
 }
 
 TEST(Json, DescribesValuesBriefly) {
@@ -345,21 +361,22 @@ TEST_F(CheckpointFolderTest, OpensOnlyTheShardsItNeeds) {
   write_index(R"({"metadata":{"total_size":8},"weight_map":{"a":"one.safetensors","b":"two.safetensors",)"
               R"("c":"damaged.safetensors","d":"missing.safetensors","e":"two.safetensors"}})");
   CheckpointFolder checkpoint(folder_.path());
-  EXPECT_EQ(value_of(checkpoint.tensor("b")), 2.0F);
-  EXPECT_EQ(value_of(checkpoint.tensor("a")), 1.0F);
+  EXPECT_EQ(value_of(checkpoint.tensor("b", "F32")), 2.0F);
+  EXPECT_EQ(value_of(checkpoint.tensor("a", "F32")), 1.0F);
   EXPECT_TRUE(checkpoint.contains("d"));
   EXPECT_FALSE(checkpoint.contains("z"));
-  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("c"); }, "damaged.safetensors"));
-  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("d"); }, "missing.safetensors: expected a file, got nothing"));
-  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("e"); }, "e: expected a tensor of"));
-  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("z"); }, "z: expected a tensor of"));
+  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("c", "F32"); }, "damaged.safetensors"));
+  EXPECT_TRUE(
+      throws_error([&] { (void)checkpoint.tensor("d", "F32"); }, "missing.safetensors: expected a file, got nothing"));
+  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("e", "F32"); }, "e: expected a tensor of"));
+  EXPECT_TRUE(throws_error([&] { (void)checkpoint.tensor("z", "F32"); }, "z: expected a tensor of"));
 }
 
 TEST_F(CheckpointFolderTest, TakesTheSingleFileFirst) {
   write_shard("model.safetensors", "a", 5.0F);
   write_index("rubbish");
   CheckpointFolder checkpoint(folder_.path());
-  EXPECT_EQ(value_of(checkpoint.tensor("a")), 5.0F);
+  EXPECT_EQ(value_of(checkpoint.tensor("a", "F32")), 5.0F);
   EXPECT_TRUE(checkpoint.contains("a"));
   EXPECT_FALSE(checkpoint.contains("b"));
 }
@@ -368,6 +385,14 @@ TEST_F(CheckpointFolderTest, RefusesBadIndices) {
   const auto open = [&] { CheckpointFolder{folder_.path()}; };
   EXPECT_TRUE(throws_error(open, "got neither"));
   EXPECT_TRUE(throws_error([&] { CheckpointFolder{folder_.path() / "nowhere"}; }, "got neither"));
+  for (const std::string name : {"model.safetensors", "model.safetensors.index.json"}) {
+    std::filesystem::create_symlink("blob", folder_.path() / name);
+    EXPECT_TRUE(throws_error(open, name + ": expected a file, got a link to \"blob\""));
+    std::filesystem::remove(folder_.path() / name);
+  }
+  write_file(folder_.path() / "model-00002-of-00002.safetensors", "");
+  write_file(folder_.path() / "model-00001-of-00002.safetensors", "");
+  EXPECT_TRUE(throws_error(open, "got neither, but model-00001-of-00002.safetensors, a shard without the index"));
   for (const std::string json : {"", "rubbish", "{\"weight_map\":", "{\"weight_map\":{\"a\":\"x\",\"a\":\"y\"}}"}) {
     write_index(json);
     EXPECT_TRUE(throws_error(open, "model.safetensors.index.json: expected")) << json;

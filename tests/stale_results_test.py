@@ -26,7 +26,7 @@ class StaleResults(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
-        for file in ("tools/stale_results.sh", "bench/revision.py"):
+        for file in ("tools/stale_results.sh", "tools/options.sh", "bench/revision.py"):
             (self.root / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, self.root / file)
         for name in (*SOURCES, "tests/gpu/bench", "bench/results"):

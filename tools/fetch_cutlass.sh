@@ -5,6 +5,12 @@
 #   tools/fetch_cutlass.sh FOLDER   FOLDER/cutlass-VERSION is made where it is missing
 set -euo pipefail
 
+if (($# != 1)) || [[ $1 == -* || -z $1 ]]; then
+  echo 'usage: tools/fetch_cutlass.sh FOLDER' >&2
+  [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0
+  exit 2
+fi
+
 readonly version=4.2.0.0
 readonly sha256=f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6
 readonly folder=$1/cutlass-${version}

@@ -10,12 +10,21 @@
 # HEADRACE_FUZZ_SECONDS=N runs every target for N seconds, HEADRACE_FUZZ_BUILD=FOLDER builds somewhere else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/options.sh
+readonly targets=(config safetensors spec index)
+if [[ ${1:-} == --run-target ]]; then  # what the script asks of itself
+  if (($# != 2)) || [[ " ${targets[*]} " != *" $2 "* ]]; then
+    echo "fuzz: --run-target: expected one of ${targets[*]}, got \"${*:2}\"" >&2
+    exit 2
+  fi
+else
+  take_option '--if-installed --merge --find-clang' "$@"
+fi
 export UBSAN_OPTIONS=print_stacktrace=1
 
 readonly option=${1:-}
 readonly build=${HEADRACE_FUZZ_BUILD:-build/fuzz}
 readonly seconds=${HEADRACE_FUZZ_SECONDS:-$([[ -n ${CI:-} ]] && echo 60 || echo 5)}
-readonly targets=(config safetensors spec index)
 readonly corpus_files=100
 # An input that takes longer than 10 seconds or more than 2 GiB is a finding, like one that crashes. The entropic
 # schedule's bookkeeping takes more time than the targets do.

@@ -8,6 +8,8 @@
 #   tools/lint.sh --fix-format    formats the files in place, nothing else
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/options.sh
+take_option '--if-installed --fix-format' "$@"
 
 mkdir -p build/lint
 readonly option=${1:-}

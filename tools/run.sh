@@ -5,6 +5,8 @@
 # and checks it against the float64 oracle: first as the router decides, then with each path forced.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/options.sh
+take_option '' "$@"
 
 # Prints a command, then runs it.
 run() {

@@ -6,6 +6,8 @@
 # be known.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/options.sh
+take_option '' "$@"
 
 if ! git rev-parse --verify --quiet HEAD >/dev/null; then
   echo "results: not checked, this is no git checkout"

@@ -6,6 +6,8 @@
 # the format check and clang-tidy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/options.sh
+take_option '' "$@"
 
 readonly logs=build/logs
 jobs=$(nproc)

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <string>
+#include <system_error>
 
 #include "headrace/error.h"
 
@@ -36,7 +38,14 @@ std::string escaped(const std::string& text) {
 }
 
 [[noreturn]] void refuse(const std::filesystem::path& file) {
-  throw Error(file.string(), "a file that can be written", "none");
+  std::error_code ignored;
+  std::string actual = "one that cannot";
+  if (std::filesystem::is_directory(file, ignored)) {
+    actual = "a folder";
+  } else if (const auto folder = file.parent_path(); !folder.empty() && !std::filesystem::exists(folder, ignored)) {
+    actual = fmt::format("one in \"{}\", and there is no such folder", folder.string());
+  }
+  throw Error(file.string(), "a file that can be written", actual);
 }
 
 }  // namespace

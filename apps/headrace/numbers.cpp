@@ -94,7 +94,7 @@ std::int64_t parse_bytes(std::string_view argument, std::string_view text) {
   const std::optional<std::int64_t> unit = bytes_of_unit(std::string_view(stop, static_cast<std::size_t>(end - stop)));
   if (problem != std::errc() || value < 0 || !unit || value > std::numeric_limits<std::int64_t>::max() / *unit) {
     throw Error(std::string(argument),
-                "bytes below 2^63: a whole number, alone or with KiB, MiB, GiB (or K, M, G) or KB, MB, GB",
+                "bytes below 2^63: a whole number, alone or with KiB, MiB, GiB, TiB (or K, M, G, T) or KB, MB, GB, TB",
                 fmt::format("\"{}\"", text));
   }
   return value * *unit;

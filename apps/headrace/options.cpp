@@ -59,7 +59,8 @@ constexpr const char* kVerifyExamples = R"(Examples:
   headrace verify --model path/to/checkpoint --recording recording.safetensors
   headrace verify --model path/to/checkpoint --selection indexer --json)";
 
-constexpr const char* kMainFooter = R"(MODEL is a preset (see "headrace models") or a folder with a config.json.
+constexpr const char* kMainFooter = R"(MODEL is a preset (see "headrace models"), a folder with a config.json, or such
+a file, which has no weights.
 SPEC is a comma list of [COUNTx]QUERY[+CONTEXT], in tokens: COUNT requests of
 QUERY new tokens each, after CONTEXT earlier ones. k is 1024, and m is 1024k.
   8x2048     eight prompts of 2048 tokens
@@ -110,12 +111,18 @@ std::optional<int> parse_device(const std::string& text) {
   return std::stoi(number);
 }
 
-SelectionSource parse_selection(const std::string& text) {
+/// @param sources  those that the command takes, as an error lists them
+SelectionSource parse_selection(const std::string& text, std::string_view sources) {
   if (text == "indexer") {
     return {SelectionSource::Kind::indexer, text, {}};
   }
   if (text == "recorded") {
     return {SelectionSource::Kind::recorded, text, {}};
+  }
+  const std::string_view name = std::string_view(text).substr(0, text.find(':'));
+  const bool generator = name == "uniform" || name == "drift" || name == "pooled" || name == "local";
+  if (!generator || sources.find(name) == std::string_view::npos) {
+    throw wrong("--selection", std::string(sources), text);
   }
   return {SelectionSource::Kind::generator, text,
           named("--selection", [&] { return selection::parse_generator(text); })};
@@ -152,7 +159,8 @@ class OptionAdder {
         ->required();
   }
   CLI::Option* recording(const std::string& description) {
-    return app_.add_option("--recording", options_.recording, description)->type_name("FILE");
+    return text("--recording", "FILE", description,
+                [&options = options_](const std::string& value) { options.recording = file("--recording", value); });
   }
   void tp() {
     text("--tp", "N", "tensor-parallel ranks, of which one is computed; default 1",
@@ -164,7 +172,7 @@ class OptionAdder {
   }
   void cache_format() {
     text("--kv-cache-dtype", "FORMAT",
-         "the cache's format: float32, bf16, fp8 or fp8_ds_mla; default auto, which is that of --dtype",
+         fmt::format("the cache's format: {}; default auto, which is that of --dtype", kCacheFormatNames),
          [&options = options_](const std::string& value) { options.cache_format = parse_cache_format(value); });
   }
   void cache_scale() {
@@ -186,9 +194,10 @@ class OptionAdder {
            options.layer = parse_integer("--layer", value, 0, kMaxLayer);
          });
   }
-  void selection(const std::string& description) {
-    text("--selection", "SOURCE", description,
-         [&options = options_](const std::string& value) { options.selection = parse_selection(value); });
+  void selection(std::string_view sources, const std::string& description) {
+    text("--selection", "SOURCE", description, [&options = options_, sources](const std::string& value) {
+      options.selection = parse_selection(value, sources);
+    });
   }
   void prefill_chunk() {
     text("--prefill-chunk", "N", "new tokens of a request in one step, such as 512 or 4k; default: all of them",
@@ -221,7 +230,7 @@ class OptionAdder {
     app_.add_option(
             "--profile", options_.profile,
             "the rates that times are predicted from. auto, the default: this machine's, measured at first use, which "
-            "takes 10 to 20 s, and kept in the cache folder. nominal: assumed ones. Or a kept FILE")
+            "takes 10 to 40 s, and kept in the cache folder. nominal: assumed ones. Or a kept FILE")
         ->type_name("PROFILE");
   }
   void bench() {
@@ -230,25 +239,32 @@ class OptionAdder {
     });
     app_.add_flag("--routing", options_.bench_routing,
                   "instead: 24 requests, the routed time beside that of each path alone");
-    text("--svg", "FILE", "also draw the rates to this file", [&options = options_](const std::string& value) {
-      if (value.empty()) {
-        throw Error("--svg", "a file's name", "\"\"");
-      }
-      options.svg = value;
-    });
+    text("--svg", "FILE", "also draw the rates to this file",
+         [&options = options_](const std::string& value) { options.svg = file("--svg", value); });
   }
   void check() {
     text("--check", "[all]", "compare 64 rows of each request, or all, with a float64 oracle",
          [&options = options_](const std::string& value) {
-           if (!value.empty() && value != "all") {
+           if (value != kNoValue && value != "all") {
              throw wrong("--check", "nothing or \"all\"", value);
            }
-           options.check = value.empty() ? Check::sample : Check::all;
+           options.check = value == kNoValue ? Check::sample : Check::all;
          })
-        ->expected(0, 1);
+        ->expected(0, 1)
+        ->default_str(kNoValue);
   }
 
  private:
+  /// What the parser gives for an option that no value follows, where an empty value is another thing.
+  static constexpr const char* kNoValue = "no value";
+
+  static std::string file(const char* name, const std::string& value) {
+    if (value.empty()) {
+      throw wrong(name, "a file's name", value);
+    }
+    return value;
+  }
+
   CLI::Option* text(const std::string& name, const std::string& type, const std::string& description,
                     const std::function<void(const std::string&)>& read) {
     return app_.add_option_function<std::string>(name, read, description)->type_name(type);
@@ -258,7 +274,7 @@ class OptionAdder {
   Options& options_;
 };
 
-constexpr const char* kModelText = "a preset (see \"headrace models\"), or a folder with a config.json";
+constexpr const char* kModelText = "a preset (see \"headrace models\"), a folder with a config.json, or such a file";
 
 /// Other formats have no scale that could be given.
 void require_scaled_format(const CLI::App& command, const Options& options) {
@@ -295,6 +311,7 @@ void add_route(CLI::App& app, Options& options) {
   add.force();
   add.layer("the first that attends and scores");
   add.selection(
+      kStepSelections,
       "whose keys each query attends to: indexer, the default, follows the model's rule; of uniform, drift:RHO, "
       "pooled:P:RHO and local nothing is known");
   add.workspace_limit();
@@ -318,6 +335,7 @@ void add_prefill(CLI::App& app, Options& options) {
   add.force();
   add.layer("the first that attends and scores");
   add.selection(
+      kStepSelections,
       "the keys each query attends to: indexer, the default, or drawn ones: uniform, drift:RHO, pooled:P:RHO or local");
   add.prefill_chunk();
   add.check();
@@ -344,7 +362,7 @@ void add_verify(CLI::App& app, Options& options) {
   add.cache_scale();
   add.force();
   add.layer("every recorded one");
-  add.selection("the keys each query attends to: recorded, the default, or indexer");
+  add.selection(kRecordedSelections, "the keys each query attends to: recorded, the default, or indexer");
   add.prefill_chunk();
   add.seed();
   add.workspace_limit();

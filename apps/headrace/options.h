@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "batch_spec.h"
@@ -27,6 +28,10 @@ struct SelectionSource {
   std::string text = "indexer";
   selection::Generator generator;  ///< without its topk and seed
 };
+
+/// What --selection takes, as errors list it: of a command that runs or plans a step, and of verify.
+inline constexpr std::string_view kStepSelections = "indexer, uniform, drift:RHO, pooled:P:RHO or local";
+inline constexpr std::string_view kRecordedSelections = "recorded or indexer";
 
 enum class Check { none, sample, all };
 

@@ -40,13 +40,16 @@ PrefillStart plan_all(const Attention& attention, const Options& options, const 
 
 class Prefill {
  public:
-  Prefill(const ModelSource& model, std::int64_t number, const Options& options, PrefillStart start, Target target)
+  /// @param on_start  is called once the weights are there: bad ones are told before the plan
+  Prefill(const ModelSource& model, std::int64_t number, const Options& options, PrefillStart start, Target target,
+          const std::function<void(const PrefillStart&)>& on_start)
       : options_(options),
         target_(std::move(target)),
         number_(number),
         table_(options.batch, options.seed),
         stages_(make_stages(model, number, options, target_.device)),
         selection_(make_step_selection(model, *stages_, number, table_, options, target_.device)) {
+    on_start(start);
     stages_->begin(table_, start.attention.format, start.workspace_bytes);
     report_.attention = start.attention;
     report_.steps = start.steps;
@@ -147,15 +150,18 @@ PrefillReport prefill(const ModelSource& model, std::int64_t layer, const Option
   // What does not depend on the plan first: planning has a cost of its own.
   MemoryEstimate estimate = prefill_memory(model, layer, attention, options);
   estimate.require(kMemoryOptions);
-  Target target =
-      chosen_target(options, [&](const Target& nominal) { static_cast<void>(plan_all(attention, options, nominal)); });
+  Target target = chosen_target(options, [&](const Target& nominal) {
+    static_cast<void>(plan_all(attention, options, nominal));
+    if (model.folder) {
+      static_cast<void>(model.weights(layer, options.compute, options.seed));
+    }
+  });
   PrefillStart start = plan_all(attention, options, target);
   if (target.device.cuda == nullptr) {
     estimate.add(1, start.workspace_bytes);
     estimate.require(kMemoryOptions);
   }
-  on_start(start);
-  return Prefill(model, layer, options, std::move(start), std::move(target)).run();
+  return Prefill(model, layer, options, std::move(start), std::move(target), on_start).run();
 }
 
 }  // namespace headrace::app

@@ -16,6 +16,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Whether it may show.
+  [[nodiscard]] bool on_terminal() const noexcept { return terminal_; }
   void advance(std::int64_t amount);
   /// Takes the bar away until the next advance, so that a line can be printed in its place.
   void clear();

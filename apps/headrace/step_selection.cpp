@@ -125,8 +125,7 @@ class Generated final : public StepSelection {
 
 void require_step_selection(const ModelConfig& config, const Options& options) {
   if (options.selection.kind == SelectionSource::Kind::recorded) {
-    throw Error("--selection", "indexer, uniform, drift:RHO, pooled:P:RHO or local (verify takes recorded ones)",
-                "\"recorded\"");
+    throw Error("--selection", fmt::format("{} (verify takes recorded ones)", kStepSelections), "\"recorded\"");
   }
   if (options.selection.kind == SelectionSource::Kind::generator) {
     (void)model_generator(config, options);

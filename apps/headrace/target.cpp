@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "busy_marker.h"
 #include "cuda_kernels.h"
 #include "device/parallel.h"
 #include "headrace/cuda.h"
@@ -57,23 +58,32 @@ std::optional<Profile> kept_profile(const Options& options) {
   return std::nullopt;
 }
 
+void note_busy(const std::filesystem::path& kept) {
+  note("note: this machine was too busy to measure its rates; times are predicted from nominal ones");
+  if (was_busy(kept)) {
+    note(fmt::format("note: they are for a day; to measure sooner, delete {}", busy_marker(kept).string()));
+  }
+}
+
 /// Measures it, and keeps it for the next time.
 Profile measured_profile(const Options& options) {
+  const std::filesystem::path kept = profile_path(options.compute, options.threads);
   constexpr std::int64_t kParts = 1000;
   std::int64_t done = 0;
   Progress progress("measuring this machine, once", kParts);
+  if (!progress.on_terminal()) {
+    note("note: measuring this machine's rates, once; --profile nominal does without");
+  }
   Profile profile = measure_profile(options.compute, options.threads, [&](double share) {
     const auto now = static_cast<std::int64_t>(share * static_cast<double>(kParts));
     progress.advance(now - done);
     done = now;
   });
   if (profile.name != machine_name()) {
-    note(
-        "note: this machine is too busy to measure its rates; times are predicted from nominal ones, and nothing is "
-        "kept");
+    remember_busy(kept);
+    note_busy(kept);
     return profile;
   }
-  const std::filesystem::path kept = profile_path(options.compute, options.threads);
   if (!kept.empty()) {
     try {
       save_profile(profile, kept);
@@ -112,7 +122,12 @@ std::optional<Profile> ready_profile(const Options& options, const Device& devic
   if (device.cuda != nullptr) {
     return Profile::nominal_cuda();
   }
-  return nominal ? Profile::nominal_cpu(options.compute) : kept_profile(options);
+  std::optional<Profile> kept = nominal ? Profile::nominal_cpu(options.compute) : kept_profile(options);
+  if (const std::filesystem::path file = profile_path(options.compute, options.threads); !kept && was_busy(file)) {
+    note_busy(file);
+    return Profile::nominal_cpu(options.compute);
+  }
+  return kept;
 }
 
 }  // namespace

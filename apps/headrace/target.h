@@ -20,6 +20,7 @@ struct Target {
 [[nodiscard]] Device chosen_device(const Options& options);
 
 /// The rates of --profile: nominal ones, a file's, or this machine's, which are measured where they are not yet kept.
+/// Where it was too busy for that within the last day, they are nominal, and a note says so.
 /// A GPU's are nominal or a file's.
 [[nodiscard]] Profile chosen_profile(const Options& options, const Device& device);
 

@@ -30,6 +30,26 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
+/// The other commands that take an option, for a message: "prefill and verify take it".
+std::string takers_of(const std::string& option, const CLI::App& app) {
+  std::vector<std::string> takers;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    const std::vector<std::string> names = option_names(*command);
+    if (std::find(names.begin(), names.end(), option) != names.end()) {
+      takers.push_back(command->get_name());
+    }
+  }
+  if (takers.empty()) {
+    return "";
+  }
+  if (takers.size() == 1) {
+    return fmt::format("{} takes it", takers.front());
+  }
+  const std::string last = takers.back();
+  takers.pop_back();
+  return fmt::format("{} and {} take it", fmt::join(takers, ", "), last);
+}
+
 std::string help_of(const CLI::App* command) {
   return command == nullptr ? "see \"headrace --help\""
                             : fmt::format("see \"headrace {} --help\"", command->get_name());
@@ -41,8 +61,14 @@ std::string help_of(const CLI::App* command) {
   const std::string argument = "command line";
   if (word.starts_with('-')) {
     const std::string name = word.substr(0, word.find('='));
+    const std::string takers = takers_of(name, app);
+    if (!takers.empty()) {
+      throw StatedError(
+          argument, "options of " + where.get_name(), fmt::format("\"{}\", and {}", name, takers),
+          fmt::format("\"{}\" is no option of {}; {}; {}", name, where.get_name(), takers, help_of(command)));
+    }
     const std::string meant = did_you_mean(name, option_names(where));
-    throw StatedError(argument, "options of " + where.get_name(), fmt::format("\"{}\"", name),
+    throw StatedError(argument, "options of " + where.get_name(), fmt::format("\"{}\"{}", name, meant),
                       fmt::format("unknown option \"{}\"{}; {}", name, meant, help_of(command)));
   }
   if (command == nullptr) {
@@ -50,7 +76,7 @@ std::string help_of(const CLI::App* command) {
     const std::string commands = fmt::format("{}", fmt::join(names, ", "));
     const std::string meant = did_you_mean(word, names);
     throw StatedError(
-        argument, fmt::format("one of {}, --version", commands), fmt::format("\"{}\"", word),
+        argument, fmt::format("one of {}, --version", commands), fmt::format("\"{}\"{}", word, meant),
         fmt::format("unknown command \"{}\"{}; the commands are {} ({})", word, meant, commands, help_of(nullptr)));
   }
   throw StatedError(argument, "options and their values", fmt::format("\"{}\"", word),

@@ -98,6 +98,40 @@ class HrCall(ctypes.Structure):
 #: The result of a function that gives an error or nothing.
 FAILURE = object()
 
+# The library's names of arguments, and the keywords that they come from. What follows in brackets is kept; other names
+# are keywords, or begin with one.
+_KEYWORDS = {
+    "attention.scale": "scale",
+    "attention.compute": "compute",
+    "attention.format": "cache_format",
+    "cache format fp8_ds_mla": "cache_format",
+    "topk": "rule",
+    "pool": "rule",
+    "width": "rule",
+    "batch.query_len": "query_len",
+    "batch.seq_len_bound": "seq_len",
+    "limits": "max_tokens",
+    "limits.max_requests": "max_requests",
+    "limits.workspace_bytes": "workspace_limit",
+    "limits.device": "device",
+    "limits.device.threads": "threads",
+    "cache.scale": "cache_scale",
+    "cache.row_bytes": "cache",
+    "cache.row_stride": "cache",
+    "cache.page_stride": "cache",
+    "cache.data": "cache",
+    "selection.index": "index",
+    "selection.count": "count",
+    "selection.space": "space",
+}
+
+
+def keyword_of(argument):
+    """The keyword that the library's argument is here, with what stands in brackets behind it."""
+    name, bracket, rest = argument.partition("[")
+    return _KEYWORDS.get(name, name) + bracket + rest
+
+
 # Name: (result, arguments).
 _FUNCTIONS = {
     "hr_abi": (c_int32, []),
@@ -144,7 +178,7 @@ def _raise_on_error(error, _function, _arguments):
     if error:
         try:
             raise Error(
-                library.hr_error_argument(error).decode(),
+                keyword_of(library.hr_error_argument(error).decode()),
                 library.hr_error_expected(error).decode(),
                 library.hr_error_actual(error).decode(),
             )

@@ -19,11 +19,13 @@ def _expect(name, value, kind, expected):
     return value
 
 
-def _integer(name, value, bits=32):
+def _integer(name, value, bits=32, least=None):
     """A number that the library's integer can hold; ctypes would wrap others."""
     most = 2 ** (bits - 1) - 1
     if not -most <= _expect(name, value, numbers.Integral, "an integer") <= most:
         raise Error(name, f"at most {most}", str(value))
+    if least is not None and value < least:
+        raise Error(name, f"at least {least}", str(value))
     return int(value)
 
 
@@ -61,6 +63,18 @@ class Attention:
         return HrAttention(**fields)
 
 
+def attention_of(keywords):
+    """An `Attention` of keywords that somebody passed."""
+    fields = {field.name: field for field in dataclasses.fields(Attention)}
+    for name, value in keywords.items():
+        if name not in fields:
+            raise Error(name, f"another keyword: an attention has {', '.join(fields)}", repr(value))
+    for name, field in fields.items():
+        if name not in keywords and field.default is dataclasses.MISSING:
+            raise Error(name, "a value", "nothing")
+    return Attention(**keywords)
+
+
 class Device:
     """A GPU, and what the library keeps for it, which threads and streams share freely."""
 
@@ -82,7 +96,7 @@ class Device:
 
     def warm_up(self, **attention):
         """Chooses and loads what an attention (the keywords of `Attention`) may take, and waits."""
-        library.hr_device_warm_up(self.handle, Attention(**attention).to_c())
+        library.hr_device_warm_up(self.handle, attention_of(attention).to_c())
 
 
 def device_count():
@@ -109,10 +123,19 @@ def _index(name, value):
         raise Error(name, "a whole number", repr(value)) from reason
 
 
+def _indices(name, values):
+    try:
+        each = enumerate(values)
+    except TypeError as reason:
+        raise Error(name, "a sequence of whole numbers", repr(values)) from reason
+    return [_index(f"{name}[{i}]", value) for i, value in each]
+
+
 def to_c_batch(query_len, seq_len, exact):
     """Lengths for the library: any sequences of whole numbers."""
-    query_len = [_index(f"query_len[{b}]", n) for b, n in enumerate(query_len)]
-    seq_len = [_index(f"seq_len[{b}]", n) for b, n in enumerate(seq_len)]
+    query_len = _indices("query_len", query_len)
+    seq_len = _indices("seq_len", seq_len)
+    _expect("exact", exact, bool, "True or False")
     if len(query_len) != len(seq_len):
         raise Error("seq_len", f"{len(query_len)} lengths, as query_len has", str(len(seq_len)))
     for name, lengths in (("query_len", query_len), ("seq_len", seq_len)):
@@ -130,7 +153,7 @@ def _to_c_limits(device, threads, workspace_limit, **most):
         if limit < 0:
             raise Error("workspace_limit", "bytes >= 0, or None", str(workspace_limit))
     handle = None if device is None else _expect("device", device, Device, "a headrace.Device, or None").handle
-    stated = {name: _integer(name, value, bits=64) for name, value in most.items()}
+    stated = {name: _integer(name, value, bits=64, least=0) for name, value in most.items()}
     return HrLimits(handle, _integer("threads", threads), limit, **stated)
 
 
@@ -162,7 +185,7 @@ class Plan:
         """
         borrow = Borrowed()
         lent = borrow.each(tables=tables)["tables"]
-        library.hr_plan_upload(self.handle, lent, stream_handle(stream, self.device) if self.device else 0)
+        library.hr_plan_upload(self.handle, lent, _stream_of(stream, self.device))
         self._tables = tables
 
     def kept_bytes(self, path):
@@ -240,7 +263,7 @@ def plan(
     """
     handle = ctypes.c_void_p()
     library.hr_plan_create(
-        Attention(**attention).to_c(),
+        attention_of(attention).to_c(),
         to_c_batch(query_len, seq_len, exact),
         _to_c_limits(
             device,
@@ -261,7 +284,9 @@ def plan(
 
 def _bound(function, attention, device, threads, workspace_limit, **most):
     bound = ctypes.c_int64()
-    function(Attention(**attention).to_c(), _to_c_limits(device, threads, workspace_limit, **most), bound)
+    for name in ("max_tokens", "max_seq_len"):  # which a bound depends on, so that 0 does not leave them open
+        _integer(name, most[name], least=1)
+    function(attention_of(attention).to_c(), _to_c_limits(device, threads, workspace_limit, **most), bound)
     return bound.value
 
 
@@ -289,7 +314,16 @@ def stream_handle(stream, device, tensor=None):
             return work_stream(exchange, device.ordinal)
         torch = sys.modules.get("torch")
         return torch.cuda.current_stream(device.ordinal).cuda_stream if torch else 0
-    return getattr(stream, "cuda_stream", stream)
+    return _integer("stream", getattr(stream, "cuda_stream", stream), bits=64)
+
+
+def _stream_of(stream, device, tensor=None):
+    """The same for a plan's device; the processor has none."""
+    if device is not None:
+        return stream_handle(stream, device, tensor)
+    if stream is not None:
+        raise Error("stream", "None, for the plan is the processor's", repr(stream))
+    return 0
 
 
 def attend(
@@ -332,9 +366,11 @@ def attend(
     _expect("plan", plan, Plan, "a headrace.Plan")
     call = HrCall(
         cache_scale=float(_expect("cache_scale", cache_scale, numbers.Real, "a number")),
-        stream=stream_handle(stream, plan.device, q) if plan.device else 0,
+        stream=_stream_of(stream, plan.device, q),
         selection_kept=int(_expect("selection_kept", selection_kept, bool, "True or False")),
     )
+    if index is None and count is not None:
+        raise Error("index", "a selection, for count is given", "none")
     borrow = Borrowed()
     borrow.fill(
         call,

@@ -2,11 +2,14 @@
 """The package on the processor, with numpy: against a float64 oracle written out here, and against a recording of
 another implementation. `ctest -R python_binding_test` runs it; PYTHONPATH is the folder python/ of a build."""
 
+import contextlib
 import ctypes
+import io
 import json
 import math
 import os
 import pathlib
+import re
 import sys
 import unittest
 
@@ -473,7 +476,7 @@ class Plans(Binding):
         self.assertLessEqual(headrace.workspace_bound(**padded), bound)
         with self.assertRaises(headrace.Error) as raised:
             headrace.plan([1, 0], [1, 5], threads=1, max_requests=1, **attention)
-        self.assertEqual(raised.exception.argument, "batch.query_len")
+        self.assertEqual(raised.exception.argument, "query_len")
         limit = free.workspace_bytes // 2
         cut = headrace.plan([500], [3000], threads=1, workspace_limit=limit, force="dense_mha", **attention)
         self.assertLessEqual(cut.workspace_bytes, limit)
@@ -488,7 +491,7 @@ class Plans(Binding):
         self.assertEqual(raised.exception.argument, "plan")
         with self.assertRaises(headrace.Error) as raised:
             headrace.table_bound(max_tokens=0, max_seq_len=9, threads=1, **case.attention)
-        self.assertEqual(raised.exception.argument, "limits")
+        self.assertEqual(raised.exception.argument, "max_tokens")
 
     def test_exact_lengths_and_bounds(self):
         case = Case(self.rng, SHAPES, rope=4, rule="opaque")
@@ -558,12 +561,12 @@ class Errors(Binding):
             self.expect("rule", "kpool(TOPK, POOL, tail)", f'"{rule}"', lambda rule=rule: plan(rule=rule))
         for rule in ("none", "opaque", "opaque(7)", "lightning(2048)", "kpool(2048,4)", "kpool( 2048 , 4 , tail )"):
             self.assertIn(rule.split("(")[0], plan(rule=rule).explain())
-        self.expect("topk", "[1, ", "0", lambda: plan(rule="lightning(0)"))
+        self.expect("rule", "[1, ", "0", lambda: plan(rule="lightning(0)"))
         self.expect("compute", "bfloat16", '"half"', lambda: plan(compute="half"))
         self.expect("cache_format", "fp8_ds_mla", '"fp4"', lambda: plan(cache_format="fp4"))
         self.expect("space", "cache_slot", '"page"', lambda: plan(space="page"))
         self.expect("force", "topk_mqa", "sparse", lambda: plan(force="sparse"))
-        self.expect("topk", "a multiple of the pool, 3", "8", lambda: plan(rule="kpool(8, 3)"))
+        self.expect("rule", "a multiple of the pool, 3", "8", lambda: plan(rule="kpool(8, 3)"))
         for threads in (-1, 1025, 1_000_000):
             self.expect("threads", "[0, 1024]", str(threads), lambda threads=threads: plan(threads=threads))
         for compute, cache_format in (("bf16", "bfloat16"), ("bfloat16", "bf16"), ("fp32", "fp32")):
@@ -582,8 +585,32 @@ class Errors(Binding):
         self.expect("query_len[0]", "a whole number", "1.5", lambda: plan(query_len=(1.5,)))
         self.expect("force", "a path's name", "5", lambda: plan(force=5))
         self.expect("device", "headrace.Device", "0", lambda: plan(device=0))
-        with self.assertRaises(TypeError):
-            plan(topk=3)
+        self.expect("topk", "num_heads, kv_lora_rank", "3", lambda: plan(topk=3))
+        self.expect("num_head", "num_heads", "2", lambda: plan(num_head=2))
+        fewer = {name: value for name, value in attention.items() if name != "scale"}
+        self.expect("scale", "a value", "nothing", lambda: headrace.plan([2], [2], **fewer))
+        self.expect("query_len", "a sequence", "4", lambda: plan(4, 4))
+        self.expect("seq_len", "a sequence", "4", lambda: plan([4], 4))
+        self.expect("exact", "True or False", "'yes'", lambda: plan(exact="yes"))
+        for name in ("max_tokens", "max_seq_len", "max_requests"):
+            self.expect(name, "at least 0", "-1", lambda name=name: plan(**{name: -1}))
+        for name in ("max_tokens", "max_seq_len"):
+            most = {"max_tokens": 9, "max_seq_len": 9, name: 0}
+            self.expect(name, "at least 1", "0", lambda most=most: headrace.workspace_bound(**most, **attention))
+
+    def test_plan_names_keywords(self):
+        attention = Case(self.rng, [(1, 0)], rope=4, rule="none").attention
+
+        def plan(query_len=(2,), seq_len=(2,), **changes):
+            return headrace.plan(query_len, seq_len, **{**attention, **changes})
+
+        self.expect("scale", "above 0", "0", lambda: plan(scale=0))
+        self.expect("seq_len[0]", "at least the 2", "1", lambda: plan(seq_len=(1,)))
+        self.expect("seq_len[0]", "at most the limit 1", "2", lambda: plan(max_seq_len=1))
+        self.expect("query_len", "at most the limit of 1 tokens", "2", lambda: plan(max_tokens=1))
+        self.expect("rule", "[1, topk = 4]", "5", lambda: plan(rule="kpool(4, 5)"))
+        self.expect("rule", "at least 0", "-2", lambda: plan(rule="opaque(-2)"))
+        self.expect("cache_format", "kv_lora_rank 512", "16", lambda: plan(cache_format="fp8_ds_mla"))
 
     @unittest.skipIf(headrace.device_count() > 0, "there is a GPU")
     def test_device(self):
@@ -609,14 +636,26 @@ class Errors(Binding):
         self.expect(
             "cache", "contiguous", "stride 2", lambda: attend(cache=np.zeros((9, 5, 40), np.float32)[:, :, ::2])
         )
-        self.expect("cache.row_bytes", "80", "76", lambda: attend(cache=case.cache[:, :, 1:]))
+        self.expect("cache", "80", "76", lambda: attend(cache=case.cache[:, :, 1:]))
         self.expect("seq_len", "int32", "int64", lambda: attend(seq_len=np.array(case.seq_len)))
-        self.expect("selection.count", f"[{tokens}]", f"[{tokens - 1}]", lambda: attend(count=case.count[1:]))
+        self.expect("count", f"[{tokens}]", f"[{tokens - 1}]", lambda: attend(count=case.count[1:]))
         self.expect("sink", "[3]", "[2]", lambda: attend(sink=np.zeros(2, np.float32)))
         self.expect("workspace", f"{plan.workspace_bytes}", "64", lambda: attend(workspace=aligned(64)))
         self.expect("workspace", "uint8", "float32", lambda: attend(workspace=np.zeros(9, np.float32)))
-        self.expect("selection.index", "int32", "float32", lambda: attend(index=case.index.astype(np.float32)))
-        self.expect("selection.index", "a selection", "none", lambda: attend(index=None))
+        self.expect("index", "int32", "float32", lambda: attend(index=case.index.astype(np.float32)))
+        self.expect("index", "a selection", "none", lambda: attend(index=None))
+        self.expect("index", "a selection", "none", lambda: attend(index=None, count=None))
+        for scale in (0, -1, math.inf):
+            self.expect("cache_scale", "> 0", str(scale), lambda scale=scale: attend(cache_scale=scale))
+        self.expect("cache_scale", "a number", "'x'", lambda: attend(cache_scale="x"))
+        self.expect("stream", "the processor's", "'x'", lambda: attend(stream="x"))
+        shifted = np.zeros(case.q.nbytes + 4, np.uint8)[1 : 1 + case.q.nbytes].view(np.float32).reshape(case.q.shape)
+        self.expect("q", "divisible by the 4 bytes", "remainder", lambda: attend(q=shifted))
+        for name in ("q", "kv_b_proj", "cache", "workspace", "lse"):
+            taken = arguments[name].view(np.float32)
+            self.expect("out", f"memory than that of {name}", "the same", lambda taken=taken: attend(out=taken))
+        taken = arguments["out"]
+        self.expect("out", "memory than that of lse", "the same", lambda: attend(lse=taken))
         self.expect("out", "may be written", "read-only", lambda: attend(out=Versioned(arguments["out"], flags=1)))
         self.expect(
             "lse", "the processor", "CUDA device 3", lambda: attend(lse=Versioned(arguments["lse"], device=(2, 3)))
@@ -625,6 +664,20 @@ class Errors(Binding):
         self.expect("q", "DLPack 1", "2", lambda: attend(q=Versioned(case.q, major=2)))
         self.expect("q", "float32", "bfloat16", lambda: attend(q=Versioned(case.q, type=(4, 16, 1))))
         self.expect("q", "float32, bfloat16", "2 lanes", lambda: attend(q=Versioned(case.q, type=(2, 32, 2))))
+
+
+class Readme(unittest.TestCase):
+    def test_the_example_for_numpy_runs(self):
+        text = (pathlib.Path(__file__).resolve().parents[1] / "README.md").read_text()
+        examples = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "import numpy" in block]
+        self.assertEqual(len(examples), 1)
+        names = {}
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(examples[0], "README.md", "exec"), names)
+        self.assertIn("request", printed.getvalue())
+        self.assertTrue(np.isfinite(names["out"]).all())
+        self.assertGreater(np.abs(names["out"]).max(), 0)
 
 
 class Selections(Binding):

@@ -17,17 +17,37 @@ bool is_plain_file_name(const std::string& name) {
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
 }
 
+// A link that leads nowhere is there: opening it says where it leads.
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
+}
+
+// What a folder without a file that is to be opened holds instead.
+std::string what_is_there(const std::filesystem::path& folder) {
+  std::string first;
+  std::error_code problem;
+  for (std::filesystem::directory_iterator entry(folder, problem), end; !problem && entry != end;
+       entry.increment(problem)) {
+    const std::string name = entry->path().filename().string();
+    if (name.ends_with(".safetensors") && name.starts_with("model") && (first.empty() || name < first)) {
+      first = name;
+    }
+  }
+  return first.empty() ? "neither" : "neither, but " + first + ", a shard without the index";
+}
+
 }  // namespace
 
 CheckpointFolder::CheckpointFolder(std::filesystem::path folder) : folder_(std::move(folder)) {
-  std::error_code ignored;
-  if (std::filesystem::exists(folder_ / kSingleFile, ignored)) {
+  if (is_there(folder_ / kSingleFile)) {
     open(std::string(kSingleFile));
     return;
   }
   const std::filesystem::path index = folder_ / "model.safetensors.index.json";
-  if (!std::filesystem::exists(index, ignored)) {
-    throw Error(folder_.string(), "a folder with model.safetensors or model.safetensors.index.json", "neither");
+  if (!is_there(index)) {
+    throw Error(folder_.string(), "a folder with model.safetensors or model.safetensors.index.json",
+                what_is_there(folder_));
   }
   sharded_ = true;
   read_index(index);
@@ -58,15 +78,15 @@ bool CheckpointFolder::contains(std::string_view name) const {
   return sharded_ ? shard_of_.find(name) != shard_of_.end() : open_.begin()->second.contains(name);
 }
 
-StoredTensor CheckpointFolder::tensor(std::string_view name) {
+StoredTensor CheckpointFolder::tensor(std::string_view name, std::string_view types) {
   if (!sharded_) {
-    return open_.begin()->second.tensor(name);
+    return open_.begin()->second.tensor(name, types);
   }
   const auto shard = shard_of_.find(name);
   if (shard == shard_of_.end()) {
     throw Error(std::string(name), "a tensor of " + (folder_ / "model.safetensors.index.json").string(), "nothing");
   }
-  return open(shard->second).tensor(name);
+  return open(shard->second).tensor(name, types);
 }
 
 }  // namespace headrace::io

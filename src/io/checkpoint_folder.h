@@ -18,8 +18,10 @@ class CheckpointFolder {
   explicit CheckpointFolder(std::filesystem::path folder);
 
   [[nodiscard]] bool contains(std::string_view name) const;
-  /// Valid as long as this object lives. @throws Error when there is no such tensor or its shard is missing or damaged
-  [[nodiscard]] StoredTensor tensor(std::string_view name);
+  /// Valid as long as this object lives.
+  /// @param types  as for Safetensors::tensor
+  /// @throws Error when there is no such tensor or its shard is missing or damaged
+  [[nodiscard]] StoredTensor tensor(std::string_view name, std::string_view types);
 
  private:
   static constexpr std::string_view kSingleFile = "model.safetensors";

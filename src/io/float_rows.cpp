@@ -52,7 +52,7 @@ void convert_scales(const StoredTensor& scales, std::span<float> out) {
     case DType::float8_e8m0:
       return convert<float8_e8m0>(scales.bytes.data(), out);
     default:
-      throw Error(scales.name, "scales of F32, BF16, F16 or F8_E8M0", std::string(name_of(scales.dtype)));
+      throw Error(scales.name, fmt::format("scales of {}", kScaleTypes), std::string(name_of(scales.dtype)));
   }
 }
 
@@ -88,7 +88,7 @@ FloatRows::FloatRows(StoredTensor tensor, const std::optional<StoredTensor>& sca
       return;
     case DType::float8_e4m3:
       if (tensor_.shape.size() != 2) {
-        throw Error(tensor_.name, "a vector of F32, BF16 or F16", "F8_E4M3");
+        throw Error(tensor_.name, fmt::format("a vector of {}", kVectorTypes), "F8_E4M3");
       }
       if (!scales) {
         throw Error(tensor_.name + "_scale_inv", "the block scales of an F8_E4M3 tensor, under this name or NAME_scale",
@@ -98,7 +98,8 @@ FloatRows::FloatRows(StoredTensor tensor, const std::optional<StoredTensor>& sca
       scales_ = block_scales(*scales, tensor_.shape[0], columns_);
       return;
     default:
-      throw Error(tensor_.name, "F32, BF16, F16 or F8_E4M3", std::string(name_of(tensor_.dtype)));
+      throw Error(tensor_.name, std::string(tensor_.shape.size() == 2 ? kMatrixTypes : kVectorTypes),
+                  std::string(name_of(tensor_.dtype)));
   }
 }
 

@@ -4,11 +4,17 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "io/safetensors.h"
 
 namespace headrace::io {
+
+/// What weights and their scales may be stored in, as errors list it.
+inline constexpr std::string_view kMatrixTypes = "F32, BF16, F16 or F8_E4M3";
+inline constexpr std::string_view kVectorTypes = "F32, BF16 or F16";
+inline constexpr std::string_view kScaleTypes = "F32, BF16, F16 or F8_E8M0";
 
 /// The scales of a matrix of F8_E4M3, one for each block of 128 x 128: [ceil(rows / 128), ceil(columns / 128)] of F32,
 /// BF16, F16 or F8_E8M0, row by row. They are told by that shape: one scale for the tensor, or one a row, is refused.

@@ -19,6 +19,10 @@ namespace {
 [[noreturn]] void refuse(const std::filesystem::path& path, int error) {
   switch (error) {
     case ENOENT:
+      if (std::error_code ignored; std::filesystem::is_symlink(path, ignored)) {
+        throw Error(path.string(), "a file",
+                    "a link to \"" + std::filesystem::read_symlink(path, ignored).string() + "\", which is not there");
+      }
       throw Error(path.string(), "a file", "nothing: there is no file of this name");
     case ENOTDIR:
       throw Error(path.string(), "a file", "nothing: a part of the path is a file, not a folder");

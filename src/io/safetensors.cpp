@@ -23,6 +23,8 @@ static_assert(std::endian::native == std::endian::little, "files are little-endi
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // the limit of the reference implementation
 constexpr std::size_t kLengthBytes = 8;
+constexpr const char* kKind = "a safetensors file";
+constexpr std::string_view kLfsPointer = "version https://git-lfs";
 
 struct StoredType {
   std::string_view name;
@@ -150,19 +152,24 @@ Safetensors::Safetensors(std::span<const std::byte> bytes, std::filesystem::path
 void Safetensors::read_header(std::span<const std::byte> bytes) {
   const std::string file = path().string();
   if (bytes.size() < kLengthBytes) {
-    throw Error(file, "a safetensors file: 8 bytes of header length", fmt::format("{} bytes", bytes.size()));
+    throw Error(file, kKind, fmt::format("{} bytes, which is less than the length of a header takes", bytes.size()));
   }
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kLengthBytes);
   const std::uint64_t room = bytes.size() - kLengthBytes;
-  if (length > std::min(room, kMaxHeader)) {
-    throw Error(file + ": header length", fmt::format("at most {} bytes", std::min(room, kMaxHeader)),
-                std::to_string(length));
+  const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (all.starts_with(kLfsPointer)) {
+    throw Error(file, kKind, "a pointer of git-lfs, which stands for a file that is still to be downloaded");
   }
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length);
-  if (text.empty() || text.front() != '{') {
-    throw Error(file + ": header", "a JSON object that begins with '{'", text.empty() ? "nothing" : "something else");
+  // A header's first byte tells a file that was cut within it from one of another kind.
+  if (length > kMaxHeader || length < 1 || (room > 0 && all[kLengthBytes] != '{')) {
+    throw Error(file, kKind, "another kind of file: it does not begin with the length of a header and the header");
   }
+  if (length > room) {
+    throw Error(file, fmt::format("a header of {} bytes, as the file says", length),
+                fmt::format("{} bytes: the file is cut short", room));
+  }
+  const std::string_view text = all.substr(kLengthBytes, length);
   data_ = bytes.subspan(kLengthBytes + length);
 
   const Json header = parse_json(text, file + ": header");
@@ -176,10 +183,9 @@ void Safetensors::read_header(std::span<const std::byte> bytes) {
     const StoredType& type = reader.type();
     Entry entry{std::string(type.name), reader.sizes("shape"), 0, 0};
     const std::vector<std::int64_t> offsets = reader.sizes("data_offsets");
-    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > static_cast<std::int64_t>(data_.size())) {
-      throw Error(where + ".data_offsets",
-                  fmt::format("begin <= end <= {}, the bytes of the file's data", data_.size()),
-                  shape_to_string(offsets));
+    // Whether the file has these bytes is known of all tensors together: check_layout says so of the whole file.
+    if (offsets.size() != 2 || offsets[0] > offsets[1]) {
+      throw Error(where + ".data_offsets", "begin <= end", shape_to_string(offsets));
     }
     std::tie(entry.begin, entry.end) = std::pair(offsets[0], offsets[1]);
     const std::int64_t size = byte_size(reader, type, entry.shape);
@@ -213,7 +219,7 @@ void Safetensors::check_layout(std::int64_t data_size) const {
   }
   if (end != data_size) {
     throw Error(path().string(), fmt::format("{} bytes of tensor data, as its header says", end),
-                fmt::format("{} bytes", data_size));
+                fmt::format("{} bytes{}", data_size, data_size < end ? ": the file is cut short" : ""));
   }
 }
 
@@ -231,7 +237,7 @@ std::optional<std::string> Safetensors::metadata(std::string_view key) const {
   return found == metadata_.end() ? std::nullopt : std::optional(found->second);
 }
 
-StoredTensor Safetensors::tensor(std::string_view name) const {
+StoredTensor Safetensors::tensor(std::string_view name, std::string_view types) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
     throw Error(std::string(name), "a tensor of " + path().string(), "nothing");
@@ -239,7 +245,7 @@ StoredTensor Safetensors::tensor(std::string_view name) const {
   const Entry& entry = found->second;
   const std::optional<DType> dtype = find_type(entry.dtype)->dtype;
   if (!dtype) {
-    throw Error(std::string(name), "F32, BF16, F16, F8_E4M3, F8_E8M0, I32, I64 or U8", entry.dtype);
+    throw Error(std::string(name), std::string(types), entry.dtype);
   }
   return {std::string(name), *dtype, entry.shape,
           data_.subspan(static_cast<std::size_t>(entry.begin), static_cast<std::size_t>(entry.end - entry.begin))};

@@ -47,8 +47,10 @@ class Safetensors {
   [[nodiscard]] std::vector<std::string> names() const;
   /// A text of the header's `__metadata__`; nothing where it has no such key.
   [[nodiscard]] std::optional<std::string> metadata(std::string_view key) const;
-  /// @throws Error when there is no such tensor, or its dtype is one of the format that Headrace has no use for
-  [[nodiscard]] StoredTensor tensor(std::string_view name) const;
+  /// @param types  what the caller can use, for the error of a dtype of the format that Headrace has no use for
+  /// @throws Error when there is no such tensor, or its dtype is such a one
+  [[nodiscard]] StoredTensor tensor(std::string_view name,
+                                    std::string_view types = "F32, BF16, F16, F8_E4M3, F8_E8M0, I32, I64 or U8") const;
 
  private:
   struct Entry {

@@ -100,7 +100,7 @@ class LayerReader {
  private:
   // The shape is checked before memory is reserved: a part is never larger than the file that holds it.
   Tensor read_vector(const std::string& name, DType dtype, const Part& part) {
-    io::StoredTensor stored = folder_.tensor(name);
+    io::StoredTensor stored = folder_.tensor(name, io::kVectorTypes);
     io::expect_shape(stored, {part.all_columns()});
     const io::FloatRows source(std::move(stored));
     Tensor result(dtype, {part.columns});
@@ -109,7 +109,7 @@ class LayerReader {
   }
 
   Tensor read_matrix(const std::string& name, DType dtype, const Part& part) {
-    io::StoredTensor stored = folder_.tensor(name);
+    io::StoredTensor stored = folder_.tensor(name, io::kMatrixTypes);
     io::expect_shape(stored, {part.all_rows(), part.all_columns()});
     std::optional<io::StoredTensor> scales;
     if (stored.dtype == DType::float8_e4m3) {
@@ -129,7 +129,7 @@ class LayerReader {
       if (!folder_.contains(name)) {
         continue;
       }
-      io::StoredTensor scales = folder_.tensor(name);
+      io::StoredTensor scales = folder_.tensor(name, io::kScaleTypes);
       if (found) {
         expect_same_scales(matrix, *found, scales);
       } else {

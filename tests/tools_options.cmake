@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The scripts of tools/ refuse what they do not know before they do anything: on a PATH that has `dirname` alone they could
+# not.
+cmake_minimum_required(VERSION 3.22)
+
+find_program(bash bash REQUIRED)
+find_program(dirname dirname REQUIRED)
+file(MAKE_DIRECTORY ${FOLDER})
+file(CREATE_LINK ${dirname} ${FOLDER}/dirname SYMBOLIC)
+
+# call(SCRIPT ARGUMENT...): sets status, out and err.
+macro(call script)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env PATH=${FOLDER} ${bash} ${SOURCE}/tools/${script}.sh ${ARGN}
+                  RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE err)
+endmacro()
+function(expect_refusal script message)
+  call(${script} ${ARGN})
+  if(NOT status EQUAL 2 OR NOT out STREQUAL "" OR NOT err MATCHES "${message}")
+    message(FATAL_ERROR "${script}.sh ${ARGN}: status ${status}, ${out}${err}")
+  endif()
+endfunction()
+function(expect_help script message)
+  call(${script} --help)
+  if(NOT status EQUAL 0 OR NOT "${out}${err}" MATCHES "${message}")
+    message(FATAL_ERROR "${script}.sh --help: status ${status}, ${out}${err}")
+  endif()
+endfunction()
+
+foreach(arguments --lnit lint "--lint;--fuzz")
+  expect_refusal(setup "^setup: .*--lint, --fuzz.*--python" ${arguments})
+endforeach()
+expect_help(setup "setup.sh --lint")
+foreach(script test run stale_results)
+  foreach(arguments --bogus bogus "--help-me;--now")
+    expect_refusal(${script} "^${script}: expected no argument, got" ${arguments})
+  endforeach()
+endforeach()
+expect_refusal(lint "^lint: expected one of --if-installed --fix-format, or no argument, got \"--bogus\"" --bogus)
+expect_refusal(fuzz "^fuzz: expected one of --if-installed --merge --find-clang, or no argument" --bogus)
+expect_refusal(fuzz "^fuzz: --run-target: expected one of config safetensors spec index, got \"\"" --run-target)
+expect_refusal(fuzz "^fuzz: --run-target: expected one of config" --run-target bogus)
+expect_refusal(fetch_cutlass "^usage: tools/fetch_cutlass.sh FOLDER")
+expect_refusal(fetch_cutlass "^usage: tools/fetch_cutlass.sh FOLDER" --bogus)
+expect_help(test "the whole suite in a release build")
+expect_help(run "verifies a recorded layer")
+expect_help(lint "--fix-format")
+expect_help(fuzz "--if-installed")
+expect_help(stale_results "Says STALE")
+expect_help(fetch_cutlass "FOLDER")
