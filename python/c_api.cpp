@@ -131,7 +131,7 @@ void upload_to(Plan& plan, const HrTensor& tables, std::int64_t stream) {
 }
 
 struct NamedView {
-  const char* name;
+  const char* name = nullptr;
   ConstAnyView view;
 };
 
