@@ -332,6 +332,79 @@ TEST(Sharing, RefusesImpossibleFields) {
                       "index_skip_topk_offset: expected a layer that scores"));
 }
 
+TEST(Sharing, ByTypesAloneSaysWhoDoesNotReadThem) {
+  const json types = {"full", "full", "full", "full", "full", "shared", "full", "shared"};
+  const json schedule = {{"index_topk_pattern", "FFFFFSFS"}, {"index_topk_freq", nullptr}};
+  struct Alone {
+    const char* type;
+    Reading reading;
+    std::string shares;
+    std::string chosen;  // empty: no note
+  };
+  const Alone cases[] = {
+      {"glm_moe_dsa", Reading::engines, "FFFFFSFS",
+       "layers share selections by it, as in SGLang and transformers. vLLM does not read it: there every layer scores"},
+      {"glm_moe_dsa", Reading::transformers, "FFFFFSFS", ""},
+      {"glm5_next", Reading::engines, "FFFFFSFS",
+       "layers share selections by it, as in SGLang and transformers. vLLM does not read it: there every layer scores"},
+      {"deepseek_v32", Reading::engines, "FFFFFSFS",
+       "layers share selections by it, as in SGLang. vLLM and transformers do not read it: there every layer scores"},
+      {"deepseek_v32", Reading::transformers, "FFFFFFFF",
+       "ignored, where SGLang shares selections by it. vLLM and transformers do not read it: there every layer scores"},
+  };
+  for (const Alone& one : cases) {
+    SCOPED_TRACE(one.type);
+    json config = config_of(one.type);
+    const std::string path = test::path_of(config, "indexer_types");
+    test::text_of(config)["indexer_types"] = types;
+    const ModelConfig read = parse(config, one.reading);
+    EXPECT_EQ(letters(read.shares_selection), one.shares);
+    EXPECT_EQ(note_on(read, path).value_or(ConfigNote{}).chosen, one.chosen);
+    if (!one.chosen.empty()) {
+      EXPECT_EQ(note_on(read, path)->found, "an array of 8, beside no index_topk_pattern or index_topk_freq");
+    }
+    // Beside a pattern vLLM shares by that, and types that share nothing need no note.
+    test::text_of(config).update(schedule);
+    const auto beside = note_on(parse(config, one.reading), path);
+    EXPECT_EQ((beside ? beside->chosen : "").find("vLLM"), std::string::npos);
+    test::text_of(config)["index_topk_pattern"] = nullptr;
+    test::text_of(config)["indexer_types"] = std::vector<std::string>(8, "full");
+    EXPECT_FALSE(note_on(parse(config, one.reading), path));
+  }
+}
+
+TEST(Sharing, ByTypesBesideAScheduleIsNotedOfTheSchedule) {
+  json config = config_of("deepseek_v32");
+  config["indexer_types"] = {"full", "shared", "full", "shared", "full", "shared", "full", "shared"};
+  config["index_topk_freq"] = 2;
+  config["index_skip_topk_offset"] = 1;
+  for (const Reading reading : {Reading::engines, Reading::transformers}) {
+    const ModelConfig read = parse(config, reading);
+    EXPECT_FALSE(note_on(read, "indexer_types"));
+    ASSERT_TRUE(note_on(read, "index_topk_freq"));
+    EXPECT_EQ(note_on(read, "index_topk_freq")->found,
+              "2. Engines: layers share selections by it. Transformers: every layer scores");
+  }
+}
+
+TEST(Sharing, TakesANullScheduleOnlyWhereItDoesNotDecide) {
+  for (const char* field : {"index_topk_freq", "index_skip_topk_offset"}) {
+    SCOPED_TRACE(field);
+    const json null = {{field, nullptr}};
+    json config = config_of("glm_moe_dsa");
+    config.update(null);
+    EXPECT_TRUE(refuses(config, std::string(field) + ": expected an integer or no such field: vLLM and transformers"));
+    config["indexer_types"] = nullptr;  // decides as little
+    config["index_topk_pattern"] = nullptr;
+    EXPECT_TRUE(refuses(config, std::string(field) + ": expected an integer or no such field"));
+    config["index_topk_pattern"] = "FSFFSSSF";
+    EXPECT_EQ(letters(parse(config).shares_selection), "FSFFSSSF");
+    config["index_topk_pattern"] = nullptr;
+    config["indexer_types"] = {"full", "shared", "full", "full", "shared", "shared", "shared", "full"};
+    EXPECT_EQ(letters(parse(config).shares_selection), "FSFFSSSF");
+  }
+}
+
 TEST(Sharing, IsIgnoredWhereTheArchitectureHasNone) {
   for (const std::string type : {"deepseek_v2", "deepseek_v3", "glm4_moe_lite"}) {
     json config = config_of(type);
