@@ -434,6 +434,17 @@ TEST(KPool, HasTransformersDefaults) {
   }
 }
 
+TEST(KPool, SaysWhereItsPoolIsADefault) {
+  json config = config_of("glm5_next");
+  EXPECT_FALSE(note_on(parse(config), "text_config.index_kpool"));
+  config["text_config"].erase("index_kpool");
+  config["text_config"]["index_n_kpool"] = 4;
+  const auto note = note_on(parse(config), "text_config.index_kpool");
+  ASSERT_TRUE(note);
+  EXPECT_EQ(note->found, "nothing");
+  EXPECT_EQ(note->chosen, "16 is taken, as transformers fills it in");
+}
+
 TEST(KPool, IsRefusedWithoutCompression) {
   json config = config_of("glm5_next");
   config["text_config"]["index_kpool_compress"] = true;
