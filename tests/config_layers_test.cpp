@@ -476,6 +476,9 @@ TEST(IgnoredFields, AreNotedWhereAnotherArchitectureReadsThem) {
       {"deepseek_v3", "mla_use_nope", true, "ignored: deepseek_v3 always has rope"},
       {"deepseek_v3", "linear_attn_config", {{"kda_layers", {0}}}, "ignored: deepseek_v3 has no linear attention"},
       {"glm_moe_dsa", "head_dim", 192, "ignored: glm_moe_dsa goes by qk_rope_head_dim"},
+      {"deepseek_v32", "sliding_window", 4096, "ignored: deepseek_v32 does not read it"},
+      {"glm5_next", "attention_sink", true, "ignored: glm5_next does not read it"},
+      {"glm5_next", "mla_use_nope", false, "ignored: glm5_next has no rope, whatever it says"},
       {"glm5_next", "rope_theta", 8e6, "ignored: glm5_next has no rope"},
       {"glm5_next", "rope_scaling", {{"type", "yarn"}}, "ignored: glm5_next has no rope"},
   };
@@ -495,6 +498,8 @@ TEST(IgnoredFields, AreNotedWhereAnotherArchitectureReadsThem) {
   config["index_topk_pattern"] = "FFFFFFFF";
   config["use_index_cache"] = false;
   config["mla_use_nope"] = false;
+  config["sliding_window"] = nullptr;
+  config["attention_sink"] = false;
   config["rms_norm_eps"] = 1e-6;
   EXPECT_TRUE(parse(config).notes.empty());
 }
@@ -509,6 +514,41 @@ TEST(IgnoredFields, AreNotedWhereTheyLieInTheWrongPlace) {
   v3["text_config"] = {{"rope_scaling", {{"type", "yarn"}}}, {"vocab_size", 3}};
   EXPECT_TRUE(note_on(parse(v3), "text_config.rope_scaling"));
   EXPECT_FALSE(note_on(parse(v3), "text_config.vocab_size"));
+}
+
+TEST(IgnoredFields, AreThoseOfRopeWithoutDimsToRotate) {
+  json config = config_of("deepseek_v32");
+  config.erase("rope_parameters");
+  config["qk_rope_head_dim"] = 0;
+  EXPECT_FALSE(note_on(parse(config), "rope_theta"));
+  config["rope_theta"] = 1e4;
+  config["rope_scaling"] = {{"type", "yarn"}, {"factor", 40.0}, {"original_max_position_embeddings", 4096}};
+  ASSERT_TRUE(note_on(parse(config), "rope_theta"));
+  EXPECT_EQ(note_on(parse(config), "rope_theta")->found, "10000.0, beside qk_rope_head_dim 0");
+  EXPECT_EQ(note_on(parse(config), "rope_theta")->chosen, "ignored: no rope");
+  ASSERT_TRUE(note_on(parse(config), "rope_scaling"));
+  EXPECT_EQ(note_on(parse(config), "rope_scaling")->chosen, "ignored: no rope");
+  const double unscaled = parse(config).softmax_scale;
+  config["rope_scaling"]["mscale_all_dim"] = 1.0;
+  EXPECT_GT(parse(config).softmax_scale, unscaled);
+  EXPECT_EQ(note_on(parse(config), "rope_scaling")->chosen, "no rope; mscale_all_dim scales the softmax all the same");
+  config["qk_rope_head_dim"] = 16;
+  EXPECT_FALSE(note_on(parse(config), "rope_scaling"));
+}
+
+TEST(KeyDim, MustBeTheSumOfItsParts) {
+  for (const std::string& type : test::model_types()) {
+    json config = config_of(type);
+    const int sum = type == "glm5_next" ? 32 : 48;
+    for (const json& good : {json(sum), json(nullptr)}) {
+      test::text_of(config)["qk_head_dim"] = good;
+      EXPECT_NO_THROW((void)parse(config)) << type;
+    }
+    for (const json& bad : {json(999), json("48")}) {
+      test::text_of(config)["qk_head_dim"] = bad;
+      EXPECT_TRUE(refuses(config, "qk_head_dim: expected qk_nope_head_dim + qk_rope_head_dim, " + std::to_string(sum)));
+    }
+  }
 }
 
 TEST(Llama4Scaling, IsRefusedAsEnginesWouldUseIt) {

@@ -82,6 +82,14 @@ void check_key_heads(const ConfigFields& fields, bool nullable, std::int64_t hea
   }
 }
 
+// A sum that files may state and nobody reads. One that is not its parts' means that a part is wrong.
+void check_key_dim(const ConfigFields& fields, std::int64_t dim) {
+  constexpr std::string_view kKey = "qk_head_dim";
+  if (fields.has(kKey) && !fields.is(kKey, dim)) {
+    fields.fail(kKey, fmt::format("qk_nope_head_dim + qk_rope_head_dim, {}", dim));
+  }
+}
+
 Geometry parse_geometry(const ConfigReader& reader, const Architecture& named) {
   const ConfigFields& fields = reader.fields;
   Geometry geometry;
@@ -92,6 +100,7 @@ Geometry parse_geometry(const ConfigReader& reader, const Architecture& named) {
   geometry.v_head_dim = fields.integer("v_head_dim", 1, kMaxHeadDim);
   check_key_heads(fields, named.nullable_key_heads, geometry.num_heads);
   geometry.validate();
+  check_key_dim(fields, geometry.qk_head_dim());
   return geometry;
 }
 
