@@ -516,6 +516,32 @@ TEST(IgnoredFields, AreNotedWhereTheyLieInTheWrongPlace) {
   EXPECT_FALSE(note_on(parse(v3), "text_config.vocab_size"));
 }
 
+TEST(TextConfig, IsToldWhereRequiredFieldsLieInTheWrongPlace) {
+  for (const std::string type : {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}) {
+    const json plain = config_of(type);
+    const std::string message = "expected it at the top, where " + type + " has its fields, got it in text_config";
+    EXPECT_TRUE(refuses({{"model_type", type}, {"text_config", plain}}, "num_hidden_layers: " + message));
+    json one = plain;
+    one.erase("v_head_dim");
+    one["text_config"] = {{"v_head_dim", 48}};
+    EXPECT_TRUE(refuses(one, "v_head_dim: " + message));
+    one["text_config"] = nullptr;
+    EXPECT_TRUE(refuses(one, "v_head_dim: expected an integer in"));
+  }
+  json next = config_of("glm5_next");
+  next["num_hidden_layers"] = 8;
+  next["text_config"].erase("num_hidden_layers");
+  EXPECT_TRUE(refuses(next,
+                      "text_config.num_hidden_layers: expected it in text_config, where glm5_next has its fields, got "
+                      "it at the top"));
+  next = config_of("glm5_next")["text_config"];
+  next["model_type"] = "glm5_next";
+  next["text_config"] = nullptr;
+  EXPECT_NO_THROW((void)parse(next));  // flat
+  next.erase("num_hidden_layers");
+  EXPECT_TRUE(refuses(next, "text_config: expected an object with num_hidden_layers, or that at the top, got null"));
+}
+
 TEST(IgnoredFields, AreThoseOfRopeWithoutDimsToRotate) {
   json config = config_of("deepseek_v32");
   config.erase("rope_parameters");

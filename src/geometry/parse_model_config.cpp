@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -39,6 +41,30 @@ const Architecture& architecture_of(const ConfigFields& document) {
 // and vLLM have it too.
 bool is_nested(const Architecture& architecture, const ConfigFields& document) {
   return !architecture.text_config.empty() && document.has(architecture.text_config);
+}
+
+// Fields that must be there, and lie where this architecture does not look: at the top, or in text_config.
+void require_place(const Architecture& architecture, const ConfigFields& document, const ConfigFields& fields) {
+  constexpr std::string_view kNested = "text_config";
+  constexpr std::array<std::string_view, 9> kKeys = {"num_hidden_layers", "hidden_size",  "num_attention_heads",
+                                                     "q_lora_rank",       "kv_lora_rank", "qk_nope_head_dim",
+                                                     "qk_rope_head_dim",  "v_head_dim",   "max_position_embeddings"};
+  if (!architecture.text_config.empty() && document.is_null(kNested) && !fields.present(kKeys.front())) {
+    fields.fail(kNested, fmt::format("an object with {}, or that at the top", kKeys.front()));
+  }
+  if (!document.has(kNested) || document.shown(kNested) != "an object") {
+    return;
+  }
+  const bool nested = is_nested(architecture, document);
+  const ConfigFields other = nested ? document : document.object(kNested);
+  const auto* misplaced = std::find_if(
+      kKeys.begin(), kKeys.end(), [&](std::string_view key) { return !fields.present(key) && other.present(key); });
+  if (misplaced != kKeys.end()) {
+    fields.fail(*misplaced,
+                fmt::format("it {}, where {} has its fields", nested ? "in text_config" : "at the top",
+                            architecture.model_type),
+                nested ? "it at the top" : "it in text_config");
+  }
 }
 
 ConfigFields text_fields(const Architecture& architecture, const ConfigFields& document) {
@@ -186,6 +212,7 @@ std::optional<IndexerGeometry> parse_indexer(const ConfigReader& reader, const A
 ModelConfig read(const ConfigFields& document, Reading reading) {
   const Architecture& named = architecture_of(document);
   const ConfigFields fields = text_fields(named, document);
+  require_place(named, document, fields);
   ModelConfig config;
   const ConfigReader of_named{named, fields, reading, config.notes};
   const Architecture& architecture = effective_architecture(of_named);
