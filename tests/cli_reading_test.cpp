@@ -67,7 +67,8 @@ TEST(Reading, IsInTheDocuments) {
       EXPECT_EQ(model.at("reading"), reading);
       const std::string name = model.at("name");
       const bool differ = name == "glm-5" || name == "glm-5.2" || name == "glm-4.7-flash";
-      EXPECT_EQ(model.at("notes").size(), differ ? 1U : 0U) << name;
+      const bool by_types_alone = name == "glm-5.2" && reading == "engines";  // which vLLM does not read
+      EXPECT_EQ(model.at("notes").size(), (differ ? 1U : 0U) + (by_types_alone ? 1U : 0U)) << name;
     }
   }
 }

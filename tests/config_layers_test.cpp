@@ -332,6 +332,79 @@ TEST(Sharing, RefusesImpossibleFields) {
                       "index_skip_topk_offset: expected a layer that scores"));
 }
 
+TEST(Sharing, ByTypesAloneSaysWhoDoesNotReadThem) {
+  const json types = {"full", "full", "full", "full", "full", "shared", "full", "shared"};
+  const json schedule = {{"index_topk_pattern", "FFFFFSFS"}, {"index_topk_freq", nullptr}};
+  struct Alone {
+    const char* type;
+    Reading reading;
+    std::string shares;
+    std::string chosen;  // empty: no note
+  };
+  const Alone cases[] = {
+      {"glm_moe_dsa", Reading::engines, "FFFFFSFS",
+       "layers share selections by it, as in SGLang and transformers. vLLM does not read it: there every layer scores"},
+      {"glm_moe_dsa", Reading::transformers, "FFFFFSFS", ""},
+      {"glm5_next", Reading::engines, "FFFFFSFS",
+       "layers share selections by it, as in SGLang and transformers. vLLM does not read it: there every layer scores"},
+      {"deepseek_v32", Reading::engines, "FFFFFSFS",
+       "layers share selections by it, as in SGLang. vLLM and transformers do not read it: there every layer scores"},
+      {"deepseek_v32", Reading::transformers, "FFFFFFFF",
+       "ignored, where SGLang shares selections by it. vLLM and transformers do not read it: there every layer scores"},
+  };
+  for (const Alone& one : cases) {
+    SCOPED_TRACE(one.type);
+    json config = config_of(one.type);
+    const std::string path = test::path_of(config, "indexer_types");
+    test::text_of(config)["indexer_types"] = types;
+    const ModelConfig read = parse(config, one.reading);
+    EXPECT_EQ(letters(read.shares_selection), one.shares);
+    EXPECT_EQ(note_on(read, path).value_or(ConfigNote{}).chosen, one.chosen);
+    if (!one.chosen.empty()) {
+      EXPECT_EQ(note_on(read, path)->found, "an array of 8, beside no index_topk_pattern or index_topk_freq");
+    }
+    // Beside a pattern vLLM shares by that, and types that share nothing need no note.
+    test::text_of(config).update(schedule);
+    const auto beside = note_on(parse(config, one.reading), path);
+    EXPECT_EQ((beside ? beside->chosen : "").find("vLLM"), std::string::npos);
+    test::text_of(config)["index_topk_pattern"] = nullptr;
+    test::text_of(config)["indexer_types"] = std::vector<std::string>(8, "full");
+    EXPECT_FALSE(note_on(parse(config, one.reading), path));
+  }
+}
+
+TEST(Sharing, ByTypesBesideAScheduleIsNotedOfTheSchedule) {
+  json config = config_of("deepseek_v32");
+  config["indexer_types"] = {"full", "shared", "full", "shared", "full", "shared", "full", "shared"};
+  config["index_topk_freq"] = 2;
+  config["index_skip_topk_offset"] = 1;
+  for (const Reading reading : {Reading::engines, Reading::transformers}) {
+    const ModelConfig read = parse(config, reading);
+    EXPECT_FALSE(note_on(read, "indexer_types"));
+    ASSERT_TRUE(note_on(read, "index_topk_freq"));
+    EXPECT_EQ(note_on(read, "index_topk_freq")->found,
+              "2. Engines: layers share selections by it. Transformers: every layer scores");
+  }
+}
+
+TEST(Sharing, TakesANullScheduleOnlyWhereItDoesNotDecide) {
+  for (const char* field : {"index_topk_freq", "index_skip_topk_offset"}) {
+    SCOPED_TRACE(field);
+    const json null = {{field, nullptr}};
+    json config = config_of("glm_moe_dsa");
+    config.update(null);
+    EXPECT_TRUE(refuses(config, std::string(field) + ": expected an integer or no such field: vLLM and transformers"));
+    config["indexer_types"] = nullptr;  // decides as little
+    config["index_topk_pattern"] = nullptr;
+    EXPECT_TRUE(refuses(config, std::string(field) + ": expected an integer or no such field"));
+    config["index_topk_pattern"] = "FSFFSSSF";
+    EXPECT_EQ(letters(parse(config).shares_selection), "FSFFSSSF");
+    config["index_topk_pattern"] = nullptr;
+    config["indexer_types"] = {"full", "shared", "full", "full", "shared", "shared", "shared", "full"};
+    EXPECT_EQ(letters(parse(config).shares_selection), "FSFFSSSF");
+  }
+}
+
 TEST(Sharing, IsIgnoredWhereTheArchitectureHasNone) {
   for (const std::string type : {"deepseek_v2", "deepseek_v3", "glm4_moe_lite"}) {
     json config = config_of(type);
@@ -359,6 +432,17 @@ TEST(KPool, HasTransformersDefaults) {
     config["text_config"]["index_kpool"] = bad;
     EXPECT_TRUE(refuses(config, "text_config.index_kpool: expected an integer in [1, 64]")) << bad;
   }
+}
+
+TEST(KPool, SaysWhereItsPoolIsADefault) {
+  json config = config_of("glm5_next");
+  EXPECT_FALSE(note_on(parse(config), "text_config.index_kpool"));
+  config["text_config"].erase("index_kpool");
+  config["text_config"]["index_n_kpool"] = 4;
+  const auto note = note_on(parse(config), "text_config.index_kpool");
+  ASSERT_TRUE(note);
+  EXPECT_EQ(note->found, "nothing");
+  EXPECT_EQ(note->chosen, "16 is taken, as transformers fills it in");
 }
 
 TEST(KPool, IsRefusedWithoutCompression) {
@@ -392,6 +476,9 @@ TEST(IgnoredFields, AreNotedWhereAnotherArchitectureReadsThem) {
       {"deepseek_v3", "mla_use_nope", true, "ignored: deepseek_v3 always has rope"},
       {"deepseek_v3", "linear_attn_config", {{"kda_layers", {0}}}, "ignored: deepseek_v3 has no linear attention"},
       {"glm_moe_dsa", "head_dim", 192, "ignored: glm_moe_dsa goes by qk_rope_head_dim"},
+      {"deepseek_v32", "sliding_window", 4096, "ignored: deepseek_v32 does not read it"},
+      {"glm5_next", "attention_sink", true, "ignored: glm5_next does not read it"},
+      {"glm5_next", "mla_use_nope", false, "ignored: glm5_next has no rope, whatever it says"},
       {"glm5_next", "rope_theta", 8e6, "ignored: glm5_next has no rope"},
       {"glm5_next", "rope_scaling", {{"type", "yarn"}}, "ignored: glm5_next has no rope"},
   };
@@ -411,6 +498,8 @@ TEST(IgnoredFields, AreNotedWhereAnotherArchitectureReadsThem) {
   config["index_topk_pattern"] = "FFFFFFFF";
   config["use_index_cache"] = false;
   config["mla_use_nope"] = false;
+  config["sliding_window"] = nullptr;
+  config["attention_sink"] = false;
   config["rms_norm_eps"] = 1e-6;
   EXPECT_TRUE(parse(config).notes.empty());
 }
@@ -425,6 +514,67 @@ TEST(IgnoredFields, AreNotedWhereTheyLieInTheWrongPlace) {
   v3["text_config"] = {{"rope_scaling", {{"type", "yarn"}}}, {"vocab_size", 3}};
   EXPECT_TRUE(note_on(parse(v3), "text_config.rope_scaling"));
   EXPECT_FALSE(note_on(parse(v3), "text_config.vocab_size"));
+}
+
+TEST(TextConfig, IsToldWhereRequiredFieldsLieInTheWrongPlace) {
+  for (const std::string type : {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}) {
+    const json plain = config_of(type);
+    const std::string message = "expected it at the top, where " + type + " has its fields, got it in text_config";
+    EXPECT_TRUE(refuses({{"model_type", type}, {"text_config", plain}}, "num_hidden_layers: " + message));
+    json one = plain;
+    one.erase("v_head_dim");
+    one["text_config"] = {{"v_head_dim", 48}};
+    EXPECT_TRUE(refuses(one, "v_head_dim: " + message));
+    one["text_config"] = nullptr;
+    EXPECT_TRUE(refuses(one, "v_head_dim: expected an integer in"));
+  }
+  json next = config_of("glm5_next");
+  next["num_hidden_layers"] = 8;
+  next["text_config"].erase("num_hidden_layers");
+  EXPECT_TRUE(refuses(next,
+                      "text_config.num_hidden_layers: expected it in text_config, where glm5_next has its fields, got "
+                      "it at the top"));
+  next = config_of("glm5_next")["text_config"];
+  next["model_type"] = "glm5_next";
+  next["text_config"] = nullptr;
+  EXPECT_NO_THROW((void)parse(next));  // flat
+  next.erase("num_hidden_layers");
+  EXPECT_TRUE(refuses(next, "text_config: expected an object with num_hidden_layers, or that at the top, got null"));
+}
+
+TEST(IgnoredFields, AreThoseOfRopeWithoutDimsToRotate) {
+  json config = config_of("deepseek_v32");
+  config.erase("rope_parameters");
+  config["qk_rope_head_dim"] = 0;
+  EXPECT_FALSE(note_on(parse(config), "rope_theta"));
+  config["rope_theta"] = 1e4;
+  config["rope_scaling"] = {{"type", "yarn"}, {"factor", 40.0}, {"original_max_position_embeddings", 4096}};
+  ASSERT_TRUE(note_on(parse(config), "rope_theta"));
+  EXPECT_EQ(note_on(parse(config), "rope_theta")->found, "10000.0, beside qk_rope_head_dim 0");
+  EXPECT_EQ(note_on(parse(config), "rope_theta")->chosen, "ignored: no rope");
+  ASSERT_TRUE(note_on(parse(config), "rope_scaling"));
+  EXPECT_EQ(note_on(parse(config), "rope_scaling")->chosen, "ignored: no rope");
+  const double unscaled = parse(config).softmax_scale;
+  config["rope_scaling"]["mscale_all_dim"] = 1.0;
+  EXPECT_GT(parse(config).softmax_scale, unscaled);
+  EXPECT_EQ(note_on(parse(config), "rope_scaling")->chosen, "no rope; mscale_all_dim scales the softmax all the same");
+  config["qk_rope_head_dim"] = 16;
+  EXPECT_FALSE(note_on(parse(config), "rope_scaling"));
+}
+
+TEST(KeyDim, MustBeTheSumOfItsParts) {
+  for (const std::string& type : test::model_types()) {
+    json config = config_of(type);
+    const int sum = type == "glm5_next" ? 32 : 48;
+    for (const json& good : {json(sum), json(nullptr)}) {
+      test::text_of(config)["qk_head_dim"] = good;
+      EXPECT_NO_THROW((void)parse(config)) << type;
+    }
+    for (const json& bad : {json(999), json("48")}) {
+      test::text_of(config)["qk_head_dim"] = bad;
+      EXPECT_TRUE(refuses(config, "qk_head_dim: expected qk_nope_head_dim + qk_rope_head_dim, " + std::to_string(sum)));
+    }
+  }
 }
 
 TEST(Llama4Scaling, IsRefusedAsEnginesWouldUseIt) {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "geometry/config_indexer.h"
 
+#include <fmt/format.h>
+
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "geometry/limits.h"
 
@@ -14,9 +18,20 @@ constexpr double kKeyNormEpsilon = 1e-6;  // of the LayerNorm, in every implemen
 constexpr std::int64_t kDefaultPool = 16;
 constexpr bool kDefaultTail = true;
 
-void parse_kpool(const ConfigFields& fields, IndexerGeometry& indexer) {
+// The default pool is not the published model's, so who misspelt the field would get another layer.
+std::int64_t parse_pool(const ConfigReader& reader, std::int64_t topk) {
+  constexpr std::string_view kKey = "index_kpool";
+  const std::optional<std::int64_t> pool = reader.fields.optional_integer(kKey, 1, topk);
+  if (!pool) {
+    reader.note(kKey, "nothing", fmt::format("{} is taken, as transformers fills it in", kDefaultPool));
+  }
+  return pool.value_or(kDefaultPool);
+}
+
+void parse_kpool(const ConfigReader& reader, IndexerGeometry& indexer) {
+  const ConfigFields& fields = reader.fields;
   indexer.kpool = true;
-  indexer.pool = fields.optional_integer("index_kpool", 1, indexer.topk).value_or(kDefaultPool);
+  indexer.pool = parse_pool(reader, indexer.topk);
   indexer.tail = fields.optional_boolean("index_kpool_always_select_tail").value_or(kDefaultTail);
   if (indexer.topk % indexer.pool != 0) {
     fields.fail("index_topk", "a multiple of index_kpool, " + std::to_string(indexer.pool));
@@ -58,7 +73,7 @@ std::optional<IndexerGeometry> parse_indexer(const ConfigReader& reader, std::in
     fields.fail("index_head_dim", "at least qk_rope_head_dim, " + std::to_string(rope_dim));
   }
   if (reader.architecture.indexer == Architecture::Indexer::kpool) {
-    parse_kpool(fields, indexer);
+    parse_kpool(reader, indexer);
   }
   return indexer;
 }

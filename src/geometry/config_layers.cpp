@@ -112,6 +112,12 @@ std::vector<bool> parse_schedule(const ConfigFields& fields, std::int64_t num_la
   return shares;
 }
 
+void require_no_null(const ConfigFields& fields, std::string_view key) {
+  if (fields.is_null(key)) {
+    fields.fail(key, "an integer or no such field: vLLM and transformers cannot compute with null");
+  }
+}
+
 void keep_sparse(std::vector<bool>& shares, const std::vector<LayerKind>& kinds) {
   for (std::size_t i = 0; i < shares.size(); ++i) {
     shares[i] = shares[i] && kinds[i] == LayerKind::sparse_attention;
@@ -120,7 +126,9 @@ void keep_sparse(std::vector<bool>& shares, const std::vector<LayerKind>& kinds)
 
 bool any_of(const std::vector<bool>& shares) { return std::find(shares.begin(), shares.end(), true) != shares.end(); }
 
-// Everything that is said on sharing, about the layers that select. A null schedule counts where nothing else decides.
+// Everything that is said on sharing, about the layers that select. Null types and a null pattern count as absent.
+// Nulls of the schedule are wrong where it decides: vLLM and transformers compute with them, and fail. Else nobody
+// reads them.
 std::vector<Sharing> parse_sharing_fields(const ConfigReader& reader, const std::vector<LayerKind>& kinds) {
   const ConfigFields& fields = reader.fields;
   const auto num_layers = static_cast<std::int64_t>(kinds.size());
@@ -131,9 +139,13 @@ std::vector<Sharing> parse_sharing_fields(const ConfigReader& reader, const std:
   if (fields.has(kPattern)) {
     said.push_back(parse_pattern(reader, num_layers));
   }
-  static_cast<void>(fields.optional_integer(kOffset, 0, kMaxLayers));
-  if (fields.has(kFreq) || (fields.present(kFreq) && said.empty())) {
-    said.push_back({kFreq, parse_schedule(fields, num_layers)});
+  if (said.empty() || !(fields.is_null(kFreq) || fields.is_null(kOffset))) {
+    require_no_null(fields, kFreq);
+    require_no_null(fields, kOffset);
+    static_cast<void>(fields.optional_integer(kOffset, 0, kMaxLayers));
+    if (fields.has(kFreq)) {
+      said.push_back({kFreq, parse_schedule(fields, num_layers)});
+    }
   }
   for (Sharing& sharing : said) {
     for (std::vector<bool>* shares : {&sharing.shares, &sharing.to_engines, &sharing.to_transformers}) {
@@ -171,6 +183,24 @@ void note_words(const ConfigReader& reader) {
               "every layer scores: engines know letters, and transformers does not read it");
 }
 
+// SGLang 0.5.23 goes by indexer_types. vLLM looks for the pattern and the schedule only, and transformers' class,
+// through which it reads, makes no pattern of the types.
+void note_types_alone(const ConfigReader& reader) {
+  const std::string found = fmt::format("{}, beside no {} or {}", reader.fields.shown(kTypes), kPattern, kFreq);
+  if (!reader.architecture.transformers_shares_selection) {
+    reader.note(kTypes, found,
+                fmt::format("{}. {}: there every layer scores",
+                            reader.as_engines() ? "layers share selections by it, as in SGLang"
+                                                : "ignored, where SGLang shares selections by it",
+                            "vLLM and transformers do not read it"));
+  } else if (reader.as_engines()) {
+    reader.note(
+        kTypes, found,
+        "layers share selections by it, as in SGLang and transformers. vLLM does not read it: there every layer "
+        "scores");
+  }
+}
+
 // Tells where the two readings, or a reading and the author of a list, are of two minds on what this field says.
 void note_who_shares(const ConfigReader& reader, const Sharing& sharing) {
   const bool read_by_transformers = reader.architecture.transformers_shares_selection;
@@ -196,6 +226,12 @@ std::vector<bool> ignore_sharing(const ConfigReader& reader, const std::vector<L
   for (const std::string_view key : {kTypes, kPattern, kFreq}) {
     if (!says_something(reader.fields, key)) {
       continue;
+    }
+    if (key == kTypes) {
+      if (!reader.fields.has(kPattern) && !reader.fields.has(kFreq)) {
+        note_types_alone(reader);
+      }
+      continue;  // else vLLM shares by the other
     }
     if (key == kPattern && reader.fields.has_item(key, "shared") && !reader.fields.has_item(key, "S")) {
       note_words(reader);
@@ -293,7 +329,11 @@ std::vector<bool> parse_sharing(const ConfigReader& reader, const std::vector<La
   Sharing& sharing = said.front();
   require_a_source(fields, sharing, kinds);
   const bool any = any_of(sharing.shares);
-  note_who_shares(reader, sharing);
+  if (any && said.size() == 1 && sharing.key == kTypes) {
+    note_types_alone(reader);
+  } else {
+    note_who_shares(reader, differ && sharing.key == kTypes && said.size() > 1 ? said[1] : sharing);
+  }
   if (any && fields.is("use_index_cache", false)) {
     reader.note("use_index_cache", fmt::format("false, beside {}", sharing.key),
                 "layers share all the same: vLLM's documentation asks for true, but what selects does not read it");

@@ -104,6 +104,17 @@ bool parse_interleave(const ConfigReader& reader) {
   return interleave;
 }
 
+// With no dims to rotate only mscale_all_dim is left to mean something.
+void note_no_dims(const ConfigReader& reader, const Rope& rope) {
+  for (const std::string_view key : {kThetaKey, kParameters, kScaling}) {
+    if (reader.fields.has(key)) {
+      const bool scales = key != kThetaKey && rope.yarn && rope.yarn->mscale_all_dim;
+      reader.note(key, fmt::format("{}, beside qk_rope_head_dim 0", reader.fields.shown(key)),
+                  scales ? "no rope; mscale_all_dim scales the softmax all the same" : "ignored: no rope");
+    }
+  }
+}
+
 }  // namespace
 
 Rope parse_rope(const ConfigReader& reader, std::int64_t dim, std::int64_t max_positions) {
@@ -124,6 +135,9 @@ Rope parse_rope(const ConfigReader& reader, std::int64_t dim, std::int64_t max_p
   }
   if (dim > 0 || reader.fields.present(kThetaKey) || (object && object->present(kThetaKey))) {
     rope.theta = parse_theta(reader, object);
+  }
+  if (dim == 0) {
+    note_no_dims(reader, rope);
   }
   return rope;
 }

@@ -14,14 +14,15 @@ namespace {
 
 // What an architecture must have for a field to mean something.
 enum class Trait {
-  any,      // every architecture reads it
-  indexer,  // an indexer
-  sharing,  // an indexer whose selections layers may share
-  kpool,    // an indexer of pools
-  rope,     // dims that are rotated
-  nope,     // none
-  hybrid,   // layers of linear attention
-  head_dim  // head_dim as another name of qk_rope_head_dim
+  any,       // every architecture reads it
+  indexer,   // an indexer
+  sharing,   // an indexer whose selections layers may share
+  kpool,     // an indexer of pools
+  rope,      // dims that are rotated
+  nope,      // none
+  hybrid,    // layers of linear attention
+  head_dim,  // head_dim as another name of qk_rope_head_dim
+  foreign    // no architecture here has it, but others do
 };
 
 struct ConfigField {
@@ -52,6 +53,8 @@ constexpr std::array kFields = {ConfigField{"hidden_size"},
                                 ConfigField{"partial_rotary_factor", Trait::rope},
                                 ConfigField{"original_max_position_embeddings", Trait::rope},
                                 ConfigField{"mla_use_nope", Trait::nope},
+                                ConfigField{"sliding_window", Trait::foreign},
+                                ConfigField{"attention_sink", Trait::foreign},
                                 ConfigField{"linear_attn_config", Trait::hybrid},
                                 ConfigField{"index_topk", Trait::indexer},
                                 ConfigField{"index_n_heads", Trait::indexer},
@@ -83,6 +86,8 @@ bool has(const Architecture& architecture, Trait trait) {
       return architecture.hybrid;
     case Trait::head_dim:
       return architecture.head_dim == Architecture::HeadDim::rope_dim;
+    case Trait::foreign:
+      return false;
   }
   return false;
 }
@@ -102,6 +107,7 @@ std::string_view lack(Trait trait) {
       return "has no linear attention";
     case Trait::head_dim:
       return "goes by qk_rope_head_dim";
+    case Trait::foreign:
     case Trait::any:
       break;
   }
@@ -112,6 +118,15 @@ bool of_indexer(Trait trait) { return trait == Trait::indexer || trait == Trait:
 
 bool known(std::string_view key) {
   return std::any_of(kFields.begin(), kFields.end(), [&](const ConfigField& field) { return field.key == key; });
+}
+
+// SGLang reads the field, but there are no dims that it could ask to rotate.
+void note_nope(const ConfigReader& reader) {
+  constexpr std::string_view kKey = "mla_use_nope";
+  if (reader.architecture.nope_only && reader.fields.has(kKey) && !reader.fields.is(kKey, true)) {
+    reader.note(kKey, reader.fields.shown(kKey),
+                fmt::format("ignored: {} has no rope, whatever it says", reader.architecture.model_type));
+  }
 }
 
 }  // namespace
@@ -129,7 +144,7 @@ bool says_something(const ConfigFields& fields, std::string_view key) {
   if (key == "index_topk_freq" || key == "index_kpool") {
     return !fields.is(key, 1);
   }
-  if (key == "use_index_cache" || key == "mla_use_nope") {
+  if (key == "use_index_cache" || key == "mla_use_nope" || key == "attention_sink") {
     return !fields.is(key, false);
   }
   if (key == "head_dim") {
@@ -140,6 +155,7 @@ bool says_something(const ConfigFields& fields, std::string_view key) {
 
 void note_ignored_fields(const ConfigReader& reader, bool except_indexer) {
   const Architecture& architecture = reader.architecture;
+  note_nope(reader);
   for (const ConfigField& field : kFields) {
     if (has(architecture, field.trait) || !says_something(reader.fields, field.key) ||
         (except_indexer && of_indexer(field.trait))) {

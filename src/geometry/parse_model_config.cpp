@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -39,6 +41,30 @@ const Architecture& architecture_of(const ConfigFields& document) {
 // and vLLM have it too.
 bool is_nested(const Architecture& architecture, const ConfigFields& document) {
   return !architecture.text_config.empty() && document.has(architecture.text_config);
+}
+
+// Fields that must be there, and lie where this architecture does not look: at the top, or in text_config.
+void require_place(const Architecture& architecture, const ConfigFields& document, const ConfigFields& fields) {
+  constexpr std::string_view kNested = "text_config";
+  constexpr std::array<std::string_view, 9> kKeys = {"num_hidden_layers", "hidden_size",  "num_attention_heads",
+                                                     "q_lora_rank",       "kv_lora_rank", "qk_nope_head_dim",
+                                                     "qk_rope_head_dim",  "v_head_dim",   "max_position_embeddings"};
+  if (!architecture.text_config.empty() && document.is_null(kNested) && !fields.present(kKeys.front())) {
+    fields.fail(kNested, fmt::format("an object with {}, or that at the top", kKeys.front()));
+  }
+  if (!document.has(kNested) || document.shown(kNested) != "an object") {
+    return;
+  }
+  const bool nested = is_nested(architecture, document);
+  const ConfigFields other = nested ? document : document.object(kNested);
+  const auto* misplaced = std::find_if(
+      kKeys.begin(), kKeys.end(), [&](std::string_view key) { return !fields.present(key) && other.present(key); });
+  if (misplaced != kKeys.end()) {
+    fields.fail(*misplaced,
+                fmt::format("it {}, where {} has its fields", nested ? "in text_config" : "at the top",
+                            architecture.model_type),
+                nested ? "it at the top" : "it in text_config");
+  }
 }
 
 ConfigFields text_fields(const Architecture& architecture, const ConfigFields& document) {
@@ -82,6 +108,14 @@ void check_key_heads(const ConfigFields& fields, bool nullable, std::int64_t hea
   }
 }
 
+// A sum that files may state and nobody reads. One that is not its parts' means that a part is wrong.
+void check_key_dim(const ConfigFields& fields, std::int64_t dim) {
+  constexpr std::string_view kKey = "qk_head_dim";
+  if (fields.has(kKey) && !fields.is(kKey, dim)) {
+    fields.fail(kKey, fmt::format("qk_nope_head_dim + qk_rope_head_dim, {}", dim));
+  }
+}
+
 Geometry parse_geometry(const ConfigReader& reader, const Architecture& named) {
   const ConfigFields& fields = reader.fields;
   Geometry geometry;
@@ -92,6 +126,7 @@ Geometry parse_geometry(const ConfigReader& reader, const Architecture& named) {
   geometry.v_head_dim = fields.integer("v_head_dim", 1, kMaxHeadDim);
   check_key_heads(fields, named.nullable_key_heads, geometry.num_heads);
   geometry.validate();
+  check_key_dim(fields, geometry.qk_head_dim());
   return geometry;
 }
 
@@ -177,6 +212,7 @@ std::optional<IndexerGeometry> parse_indexer(const ConfigReader& reader, const A
 ModelConfig read(const ConfigFields& document, Reading reading) {
   const Architecture& named = architecture_of(document);
   const ConfigFields fields = text_fields(named, document);
+  require_place(named, document, fields);
   ModelConfig config;
   const ConfigReader of_named{named, fields, reading, config.notes};
   const Architecture& architecture = effective_architecture(of_named);
