@@ -60,9 +60,10 @@ SPANS = {
         "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.get_output",
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.synchronize_input_prep",
     ],
-    "headrace.plan": ["headrace:plan"],
+    "headrace.plan": ["headrace:plan", "headrace:Plan.remake"],
+    "headrace: upload of tables": ["headrace:Plan.upload"],
     "headrace.attend: Python": ["headrace:attend"],
-    "headrace.attend: tensors by DLPack": ["headrace._tensors:Borrowed.each"],
+    "headrace.attend: tensors by DLPack": ["headrace._tensors:Borrowed.fill"],
     "headrace.attend: library": ["headrace._library:library.hr_attend"],
 }
 OUTERMOST = "whole step"
