@@ -61,7 +61,7 @@ std::optional<ConfigFields> rope_object(const ConfigReader& reader) {
 // `rope_type`, or its older name `type`; without either plain rope.
 std::string rope_type(const ConfigReader& reader, const ConfigFields& rope) {
   const std::string_view key = rope.present("rope_type") || !rope.present("type") ? "rope_type" : "type";
-  const std::string type = rope.present(key) ? rope.string(key) : "default";
+  std::string type = rope.present(key) ? rope.string(key) : "default";
   if (rope.present("type") && rope.string("type") != type) {
     rope.fail("type", "the same as rope_type, \"" + type + "\"");
   }
