@@ -18,7 +18,7 @@ IndexerGeometry geometry(std::int64_t pool, std::int64_t dim, bool kpool = true)
   IndexerGeometry indexer;
   indexer.num_heads = 1;
   indexer.head_dim = dim;
-  indexer.topk = 64;
+  indexer.topk = 4 * pool;
   indexer.kpool = kpool;
   indexer.pool = pool;
   indexer.tail = true;

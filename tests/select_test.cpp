@@ -31,6 +31,7 @@ IndexerGeometry geometry(std::int64_t heads, std::int64_t dim, std::int64_t topk
 IndexerGeometry pooled(IndexerGeometry indexer, std::int64_t pool, bool tail) {
   indexer.kpool = true;
   indexer.pool = pool;
+  indexer.topk = (indexer.topk + pool - 1) / pool * pool;
   indexer.tail = tail;
   return indexer;
 }
