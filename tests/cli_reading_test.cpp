@@ -63,7 +63,8 @@ TEST(Reading, IsInTheDocuments) {
       EXPECT_NE(json.at("notes")[0].at("found").get<std::string>().find("1e-05"), std::string::npos);
       EXPECT_NE(json.at("notes")[0].at("chosen").get<std::string>().find(reading), std::string::npos);
     }
-    for (const Json& model : run("models --json --reading " + reading).json().at("models")) {
+    const Json models = run("models --json --reading " + reading).json();
+    for (const Json& model : models.at("models")) {
       EXPECT_EQ(model.at("reading"), reading);
       const std::string name = model.at("name");
       const bool differ = name == "glm-5" || name == "glm-5.2" || name == "glm-4.7-flash";
