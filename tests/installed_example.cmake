@@ -7,12 +7,7 @@ cmake_minimum_required(VERSION 3.22)
 set(work ${BUILD}/installed_example)
 file(REMOVE_RECURSE ${work})
 
-function(run expected_status)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
-  if(NOT status EQUAL expected_status)
-    message(FATAL_ERROR "status ${status} instead of ${expected_status}: ${ARGN}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 run(0 ${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
 run(0 ${work}/prefix/bin/headrace --version)

@@ -5,38 +5,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <iostream>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "headrace/error.h"
 #include "headrace/plan.h"
+#include "support/counted_allocations.h"
 #include "support/random.h"
-
-namespace {
-
-std::size_t allocations = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
-
-void* allocate(std::size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(std::max<std::size_t>(bytes, 1))) {  // NOLINT(cppcoreguidelines-no-malloc)
-    return memory;
-  }
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-// Of the whole program, the library included.
-void* operator new(std::size_t bytes) { return allocate(bytes); }
-void* operator new[](std::size_t bytes) { return allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }                           // NOLINT
-void operator delete[](void* memory) noexcept { std::free(memory); }                         // NOLINT
-void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }    // NOLINT
-void operator delete[](void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }  // NOLINT
 
 namespace headrace {
 namespace {
@@ -206,14 +183,14 @@ TEST_P(RemakeMemory, IsAllocatedOnce) {
   made.remake(steps[1].batch(true));
   std::vector<double> microseconds;
   microseconds.reserve(steps.size());
-  const std::size_t before = allocations;
+  const std::size_t before = test::allocations;
   for (const Lengths& lengths : steps) {
     const auto start = std::chrono::steady_clock::now();
     made.remake(lengths.batch(true));
     microseconds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
     made.refresh(lengths.batch(false));
   }
-  EXPECT_EQ(allocations, before);
+  EXPECT_EQ(test::allocations, before);
   std::ranges::nth_element(microseconds, microseconds.begin() + 20);
   std::cout << requests << " requests: " << microseconds[20] << " us a plan\n";
   EXPECT_EQ(text_of(made), [&] {

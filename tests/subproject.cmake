@@ -7,12 +7,7 @@ cmake_minimum_required(VERSION 3.22)
 
 set(build ${BUILD}/subproject)
 
-function(run expected_status)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
-  if(NOT status EQUAL expected_status)
-    message(FATAL_ERROR "status ${status} instead of ${expected_status}: ${ARGN}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 file(REMOVE ${build}/CMakeCache.txt)
 # Optimised code would take longer to build than the example takes to run.

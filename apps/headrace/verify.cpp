@@ -90,7 +90,7 @@ class Verification {
         run_reference(model_, recorded, recorded_selection_of(recorded), DType::float32, options_);
     StageErrors errors(stages->attention(options_.format()), reference, check_tolerance(options_.compute).row);
     run_paths(LayerRun(*stages, recorded, selection, options_, device_, &errors), result);
-    result.rounding = rounding_checks(recorded, reference, errors, score_norm_of(result));
+    result.rounding = rounding_checks(recorded, reference, errors, result);
     return result;
   }
 
@@ -117,11 +117,11 @@ class Verification {
   }
 
   [[nodiscard]] RoundingChecks rounding_checks(const RecordedLayer& recorded, const ReferenceLayer& reference,
-                                               const StageErrors& errors, double score_norm) {
+                                               const StageErrors& errors, const LayerResult& result) {
     RoundingChecks checks;
     const View<const float> output = recorded.output.view_as<float>();
-    checks.float32_layer = errors_of(reference.output, output, float32_tolerance(score_norm));
-    if (options_.compute == DType::bfloat16 && is_bfloat16(recorded.output)) {
+    checks.float32_layer = errors_of(reference.output, output, float32_tolerance(score_norm_of(result)));
+    if (options_.compute == DType::bfloat16 && result.recorded_in_bfloat16) {
       checks.float32_layer.tolerance = bfloat16_tolerance(recorded, reference);
     }
     checks.queries = errors.queries();

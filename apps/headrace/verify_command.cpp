@@ -11,9 +11,6 @@
 namespace headrace::app {
 
 ExitStatus run_verify(const Options& options) {
-  if (options.selection.kind == SelectionSource::Kind::generator) {
-    throw Error("--selection", "recorded or indexer", "\"" + options.selection.text + "\"");
-  }
   const ModelSource model = find_model(options.model, 1, options.reading);
   if (!model.folder) {
     throw Error("--model", "a checkpoint folder: config.json, and model.safetensors or the shards of its index",

@@ -13,6 +13,7 @@
 
 #include "attention/device_passes.h"
 #include "attention/paths/cuda_path.h"
+#include "core/layout_text.h"
 #include "device/cuda/current.h"
 #include "device/cuda/launch.cuh"
 #include "headrace/cuda.h"
@@ -110,7 +111,8 @@ void upload(Plan& plan, std::span<std::byte> tables, Stream stream) {
     throw Error("tables", "at least " + std::to_string(plan.table_bytes_) + " bytes", std::to_string(tables.size()));
   }
   if (reinterpret_cast<std::uintptr_t>(tables.data()) % attention::kTableAlignment != 0) {
-    throw Error("tables", "an address divisible by " + std::to_string(attention::kTableAlignment), "another");
+    throw Error("tables", "an address divisible by " + std::to_string(attention::kTableAlignment),
+                layout_text(tables.data(), attention::kTableAlignment));
   }
   const device::cuda::CurrentDevice current(plan.device().cuda->ordinal());
   plan.uploaded_ = false;

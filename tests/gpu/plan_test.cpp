@@ -4,11 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,29 +20,7 @@
 #include "support/random.h"
 
 #if !defined(__SANITIZE_ADDRESS__)
-namespace {
-
-std::atomic<std::size_t> allocations{0};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
-
-void* allocate(std::size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(std::max<std::size_t>(bytes, 1))) {  // NOLINT(cppcoreguidelines-no-malloc)
-    return memory;
-  }
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-// Of the whole program, the library included.
-// NOLINTBEGIN(cppcoreguidelines-no-malloc)
-void* operator new(std::size_t bytes) { return allocate(bytes); }
-void* operator new[](std::size_t bytes) { return allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
-// NOLINTEND(cppcoreguidelines-no-malloc)
+#include "support/counted_allocations.h"
 #endif
 
 namespace headrace::test {

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+/// Counts what a program takes from the heap, the library in it included: replaces operator new. For one file of a
+/// program.
+namespace headrace::test {
+
+inline std::atomic<std::size_t> allocations{0};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
+inline void* allocate(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(std::max<std::size_t>(bytes, 1))) {  // NOLINT(cppcoreguidelines-no-malloc)
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+
+}  // namespace headrace::test
+
+// NOLINTBEGIN(cppcoreguidelines-no-malloc,misc-definitions-in-headers)
+void* operator new(std::size_t bytes) { return headrace::test::allocate(bytes); }
+void* operator new[](std::size_t bytes) { return headrace::test::allocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+// NOLINTEND(cppcoreguidelines-no-malloc,misc-definitions-in-headers)
