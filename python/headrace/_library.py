@@ -75,6 +75,12 @@ class HrRequestPlan(ctypes.Structure):
     ]
 
 
+class HrTables(ctypes.Structure):
+    """The tensor of hr_plan_upload, as `Borrowed.fill` fills it."""
+
+    _fields_ = [("tables", HrTensor)]
+
+
 class HrCall(ctypes.Structure):
     _fields_ = [
         ("q", HrTensor),

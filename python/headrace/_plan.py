@@ -8,7 +8,7 @@ import operator
 import sys
 import weakref
 
-from ._library import Error, HrAttention, HrBatch, HrCall, HrLimits, HrRequestPlan, library
+from ._library import Error, HrAttention, HrBatch, HrCall, HrLimits, HrRequestPlan, HrTables, library
 from ._tensors import Borrowed, exchange_of, work_stream
 
 
@@ -184,8 +184,9 @@ class Plan:
         stream  torch's current one by default; `attend` is queued behind it
         """
         borrow = Borrowed()
-        lent = borrow.each(tables=tables)["tables"]
-        library.hr_plan_upload(self.handle, lent, _stream_of(stream, self.device))
+        lent = HrTables()
+        borrow.fill(lent, {"tables": tables})
+        library.hr_plan_upload(self.handle, lent.tables, _stream_of(stream, self.device, tables))
         self._tables = tables
 
     def kept_bytes(self, path):

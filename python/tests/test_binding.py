@@ -489,6 +489,10 @@ class Plans(Binding):
         with self.assertRaises(headrace.Error) as raised:
             plan.upload(np.zeros(16, np.uint8))
         self.assertEqual(raised.exception.argument, "plan")
+        Lent.lent = 0
+        with self.assertRaises(headrace.Error) as raised:  # after the tensor came by the exchange interface
+            plan.upload(Lent.offer(1)(np.zeros(16, np.uint8), type=(1, 8, 1)))
+        self.assertEqual((raised.exception.argument, Lent.lent), ("plan", 1))
         with self.assertRaises(headrace.Error) as raised:
             headrace.table_bound(max_tokens=0, max_seq_len=9, threads=1, **case.attention)
         self.assertEqual(raised.exception.argument, "max_tokens")
