@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <iterator>
 #include <span>
 
 #include "headrace/error.h"
@@ -16,16 +15,6 @@ namespace {
 std::span<const std::int32_t> row_of(const Tensor& index, std::int64_t row) {
   const View<const std::int32_t> view = index.view_as<std::int32_t>();
   return {view.at(row), static_cast<std::size_t>(view.dim(1))};
-}
-
-/// The keys that a row at `position` may attend to, ascending, each once.
-std::vector<std::int32_t> keys_of(std::span<const std::int32_t> entries, std::int64_t position) {
-  std::vector<std::int32_t> keys;
-  std::copy_if(entries.begin(), entries.end(), std::back_inserter(keys),
-               [&](std::int32_t entry) { return entry >= 0 && entry <= position; });
-  std::sort(keys.begin(), keys.end());
-  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-  return keys;
 }
 
 /// Copies rows of a selection to rows [first, ...) of a buffer.
@@ -90,7 +79,7 @@ RecordedSelection read_selection(const Tensor& topk_indices, const SelectionRule
   RecordedSelection result;
   std::int64_t width = rule.width();
   for (std::int64_t row = 0; row < rows; ++row) {
-    keys.push_back(keys_of(row_of(topk_indices, row), row));
+    keys.push_back(keys_in(row_of(topk_indices, row), row));
     const auto selected = static_cast<std::int64_t>(keys.back().size());
     width = std::max(width, selected);
     if (selected > rule.keys_at(row)) {
@@ -109,7 +98,7 @@ RecordedSelection read_selection(const Tensor& topk_indices, const SelectionRule
 std::vector<bool> rows_that_agree(const Tensor& one, const Tensor& other) {
   std::vector<bool> agree;
   for (std::int64_t row = 0; row < one.dim(0); ++row) {
-    agree.push_back(keys_of(row_of(one, row), row) == keys_of(row_of(other, row), row));
+    agree.push_back(keys_in(row_of(one, row), row) == keys_in(row_of(other, row), row));
   }
   return agree;
 }

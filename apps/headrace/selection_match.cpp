@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -12,18 +13,7 @@ namespace {
 
 constexpr double kTieTolerance = 1e-6;
 
-/// The entries in use, ascending, each once.
-std::vector<std::int64_t> positions_of(std::span<const std::int32_t> entries) {
-  std::vector<std::int64_t> positions;
-  for (const std::int32_t entry : entries) {
-    if (entry >= 0) {
-      positions.push_back(entry);
-    }
-  }
-  std::sort(positions.begin(), positions.end());
-  positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
-  return positions;
-}
+constexpr std::int64_t kAnyPosition = std::numeric_limits<std::int32_t>::max();
 
 /// A row's k-th largest score, give or take what counts as a tie.
 struct Threshold {
@@ -48,10 +38,19 @@ Threshold threshold_of(std::span<const float> scores, std::int64_t k) {
 
 }  // namespace
 
+std::vector<std::int32_t> keys_in(std::span<const std::int32_t> entries, std::int64_t last) {
+  std::vector<std::int32_t> keys;
+  std::copy_if(entries.begin(), entries.end(), std::back_inserter(keys),
+               [&](std::int32_t entry) { return entry >= 0 && entry <= last; });
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  return keys;
+}
+
 bool SelectionMatcher::add_row(std::int64_t position, std::span<const float> scores,
                                std::span<const std::int32_t> recorded, std::span<const std::int32_t> ours) {
-  const std::vector<std::int64_t> theirs = positions_of(recorded);
-  const std::vector<std::int64_t> own = positions_of(ours);
+  const std::vector<std::int32_t> theirs = keys_in(recorded, kAnyPosition);
+  const std::vector<std::int32_t> own = keys_in(ours, kAnyPosition);
   if (rule_.covers(position)) {
     return theirs == own;
   }
@@ -64,7 +63,7 @@ bool SelectionMatcher::add_row(std::int64_t position, std::span<const float> sco
   if (theirs.size() != own.size()) {
     return false;
   }
-  for (const std::int64_t key : theirs) {
+  for (const std::int32_t key : theirs) {
     if (matches(position, scores, key, threshold.least)) {
       ++result_.matching;
       result_.ties += std::binary_search(own.begin(), own.end(), key) ? 0 : 1;

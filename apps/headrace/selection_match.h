@@ -3,11 +3,15 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "headrace/indexer.h"
 #include "headrace/selection.h"
 
 namespace headrace::app {
+
+/// The keys at positions [0, last] that a row's entries name, ascending, each once.
+[[nodiscard]] std::vector<std::int32_t> keys_in(std::span<const std::int32_t> entries, std::int64_t last);
 
 /// What came of comparing a recorded selection with our own scores. Covered rows are left out: the contract reads no
 /// selection there.
