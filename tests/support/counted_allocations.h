@@ -23,11 +23,12 @@ inline void* allocate(std::size_t bytes) {
 
 }  // namespace headrace::test
 
+// Not inline: GCC would see free() given what a call of operator new returned, and warn of it.
 // NOLINTBEGIN(cppcoreguidelines-no-malloc,misc-definitions-in-headers)
-void* operator new(std::size_t bytes) { return headrace::test::allocate(bytes); }
-void* operator new[](std::size_t bytes) { return headrace::test::allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return headrace::test::allocate(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes) { return headrace::test::allocate(bytes); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
 // NOLINTEND(cppcoreguidelines-no-malloc,misc-definitions-in-headers)
