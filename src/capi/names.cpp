@@ -63,6 +63,16 @@ auto find(const std::string& argument, const Table& table, std::int32_t number) 
   throw Error(argument, "one of " + names, std::to_string(number));
 }
 
+template <class Table, class Value>
+std::int32_t number_in(const Table& table, Value value) noexcept {
+  for (const auto& entry : table) {
+    if (entry.value == value) {
+      return entry.number;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 DType dtype_of(const std::string& argument, std::int32_t number) { return find(argument, kDTypes, number); }
@@ -71,13 +81,7 @@ SelectionRule::Kind rule_of(const std::string& argument, std::int32_t number) { 
 SelectionSpace space_of(const std::string& argument, std::int32_t number) { return find(argument, kSpaces, number); }
 Path path_of(const std::string& argument, std::int32_t number) { return find(argument, kPathNumbers, number); }
 
-std::int32_t number_of(Path path) noexcept {
-  for (const auto& entry : kPathNumbers) {
-    if (entry.value == path) {
-      return entry.number;
-    }
-  }
-  return 0;
-}
+std::int32_t number_of(Path path) noexcept { return number_in(kPathNumbers, path); }
+std::int32_t number_of(DType dtype) noexcept { return number_in(kDTypes, dtype); }
 
 }  // namespace headrace::capi

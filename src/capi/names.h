@@ -20,5 +20,6 @@ namespace headrace::capi {
 [[nodiscard]] Path path_of(const std::string& argument, std::int32_t number);
 
 [[nodiscard]] std::int32_t number_of(Path path) noexcept;
+[[nodiscard]] std::int32_t number_of(DType dtype) noexcept;
 
 }  // namespace headrace::capi
