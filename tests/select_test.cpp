@@ -9,6 +9,7 @@
 
 #include "headrace/error.h"
 #include "headrace/indexer.h"
+#include "support/errors.h"
 #include "support/index_cache_kit.h"
 
 namespace headrace {
@@ -322,6 +323,51 @@ TYPED_TEST(Select, RowsBelowScoringBeginAreEmpty) {
   for (const std::vector<std::int32_t>& row : run_select(kit, step, 0, 1, never)) {
     EXPECT_TRUE(row.empty());
   }
+}
+
+// As ranks share the rows: each part is what the whole call makes of it, and the rest is not written.
+TYPED_TEST(Select, RangesOfRowsAreThoseOfTheWhole) {
+  auto kit = this->exact_kit(geometry(2, 8, 6), {60, 30, 10}, 4);
+  kit.append(kit.next({20, 0, 0}));
+  const auto step = kit.next({40, 30, 10});
+  kit.append(step);
+  constexpr std::int32_t kPoison = -77;
+  constexpr std::int64_t kColumns = 9;  // more than the rule needs
+  const std::vector<std::int64_t> begin{33, 0, 4};
+  const auto run = [&](TokenRange rows, std::vector<std::int32_t>& index, std::vector<std::int32_t>& count) {
+    select(kit.indexer, kit.compute(), kit.cache(), kit.queries(step), step.requests,
+           View<const std::int64_t>(begin.data(), {3}), View<std::int32_t>(index.data(), {step.tokens, kColumns}),
+           View<std::int32_t>(count.data(), {step.tokens}), kPlenty, 2, rows);
+  };
+  const auto size = static_cast<std::size_t>(step.tokens);
+  std::vector<std::int32_t> whole_index(size * kColumns, kPoison);
+  std::vector<std::int32_t> whole_count(size, kPoison);
+  run({}, whole_index, whole_count);
+  const Rows narrow = run_select(kit, step, kPlenty, 2, begin);
+  for (std::size_t t = 0; t < size; ++t) {
+    ASSERT_EQ(whole_count[t], std::ssize(narrow[t])) << "token " << t;
+    std::vector<std::int32_t> row = narrow[t];
+    row.resize(kColumns, -1);
+    ASSERT_TRUE(std::equal(row.begin(), row.end(), whole_index.begin() + static_cast<std::ptrdiff_t>(t * kColumns)));
+  }
+  for (int round = 0; round < 20; ++round) {
+    const std::int64_t first = this->random_.below(step.tokens + 1);
+    const std::int64_t last = first + this->random_.below(step.tokens + 5);
+    std::vector<std::int32_t> index(size * kColumns, kPoison);
+    std::vector<std::int32_t> count(size, kPoison);
+    run({first, last}, index, count);
+    for (std::int64_t t = 0; t < step.tokens; ++t) {
+      const bool made = t >= first && t < last;
+      EXPECT_EQ(count[static_cast<std::size_t>(t)], made ? whole_count[static_cast<std::size_t>(t)] : kPoison);
+      for (std::int64_t c = t * kColumns; c < (t + 1) * kColumns; ++c) {
+        EXPECT_EQ(index[static_cast<std::size_t>(c)], made ? whole_index[static_cast<std::size_t>(c)] : kPoison);
+      }
+    }
+  }
+  std::vector<std::int32_t> index(size * kColumns);
+  std::vector<std::int32_t> count(size);
+  EXPECT_TRUE(test::throws_error([&] { run({-1, 3}, index, count); }, "rows"));
+  EXPECT_TRUE(test::throws_error([&] { run({5, 4}, index, count); }, "0 <= begin <= end"));
 }
 
 TYPED_TEST(Select, NonFiniteKeysSpoilOnlyTheirRequest) {

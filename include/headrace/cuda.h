@@ -35,9 +35,9 @@ class HEADRACE_EXPORT CudaDevice {
   /// Reasons why the kernels cannot run on it; empty when they can.
   [[nodiscard]] const std::string& unmet() const noexcept;
 
-  /// Chooses the product algorithms of an attention and loads every kernel it may take, and waits. Without it the first
-  /// plan of a geometry does so. Afterwards planning, uploads and calls allocate no memory of the GPU and wait for
-  /// nothing.
+  /// Chooses the product algorithms of an attention, loads every kernel it may take, those of the cache and of an
+  /// indexer among them, and waits. Without it the first plan of a geometry does so. Afterwards planning, uploads and
+  /// calls allocate no memory of the GPU and wait for nothing.
   void warm_up(const Attention& attention);
 
   /// For the library's own use.
@@ -47,6 +47,17 @@ class HEADRACE_EXPORT CudaDevice {
  private:
   std::unique_ptr<State> state_;
 };
+
+/// `append` (headrace/cache.h) on a GPU: the same bytes from the same values. Every view is on its memory. Queues work
+/// on `stream` and returns: allocates nothing, waits for nothing, and can be captured in a CUDA graph. The host does
+/// not see the slots: one outside [0, num_slots()) is skipped, as -1 is.
+/// @param latent    [T, R] float32 or bfloat16, with contiguous rows
+/// @param rope_key  [T, rope] likewise
+/// @param device    the GPU that `stream` is of
+/// @throws Error for shapes, dtypes and strides that do not suit, or where CUDA reports an error
+HEADRACE_EXPORT void append(const Geometry& geometry, CacheFormat format, const MutableCacheView& cache,
+                            ConstAnyView latent, ConstAnyView rope_key, View<const std::int64_t> slot_mapping,
+                            const CudaDevice& device, Stream stream);
 
 /// Queues the writing of a plan's tables, which its kernels read, to memory of the caller on the plan's GPU. They
 /// travel as arguments of kernels: nothing on the host is read after the call, so that the plan may be dropped, remade

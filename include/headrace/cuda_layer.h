@@ -69,8 +69,8 @@ class HEADRACE_EXPORT CudaLayer {
   /// Writes latents, rope keys and index keys to the caches. A slot outside a cache is skipped, as -1 is.
   void append(const CudaProjected& projected, const LayerCaches& caches, CacheFormat format, const Requests& requests,
               View<const std::int64_t> slot_mapping, Stream stream) const;
-  /// Runs the indexer for the rows that the plan says read the selection; an empty selection where no row does. Views
-  /// on memory of the layer, until its next selection.
+  /// Runs the indexer where the plan says that some rows read the selection, else gives an empty one. Rows that do not
+  /// read it take every key that they see. Views on memory of the layer, until its next selection.
   /// @param workspace_bytes  what scores may take, or more where they need it; memory of the layer
   /// @throws Error when some rows do and this layer shares another layer's selection
   [[nodiscard]] Selection select(const Plan& plan, const CudaProjected& projected, const CacheView& index_cache,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "headrace/cache.h"
 #include "headrace/export.h"
@@ -56,20 +57,28 @@ struct IndexQueries {
   View<const float> head_weight;  ///< [T, heads]
 };
 
+/// Query tokens [begin, end) of a step, cut to those it has.
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = std::numeric_limits<std::int64_t>::max();
+};
+
 /// Scores and selects, for the rows at positions >= scoring_begin[b] of each request; other rows get count 0.
 /// Rows never see keys after their own position. Equal scores: the lower position wins.
 /// Scores are computed in blocks of rows and keys that fit `workspace_bytes`; [T, S] is never in memory. The result
 /// does not depend on the workspace, the threads or how the prompt was cut into chunks. NaN scores rank below all
 /// others.
 /// @param scoring_begin  [B] from the plan; 0: every row. Empty: every row of every request
-/// @param index          [T, rule().width()] out: ascending positions, then -1
+/// @param index          [T, at least rule().width()] out: ascending positions, then -1
 /// @param count          [T] out
 /// @param workspace_bytes  at least select_workspace_minimum(indexer, longest seq_len); more is used where it helps
+/// @param rows           the rows to make; the others are not written. So ranks that hold the same indexer share its
+///                       work: each makes some rows, then they gather them
 /// @throws Error for shapes, dtypes, lengths or pages out of range, or too little workspace
 HEADRACE_EXPORT void select(const IndexerGeometry& indexer, DType compute, const CacheView& cache,
                             const IndexQueries& queries, const Requests& requests,
                             View<const std::int64_t> scoring_begin, View<std::int32_t> index, View<std::int32_t> count,
-                            std::int64_t workspace_bytes, int threads = 0);
+                            std::int64_t workspace_bytes, int threads = 0, TokenRange rows = {});
 
 /// The least workspace with which `select` serves requests of up to `longest_seq_len` keys.
 [[nodiscard]] HEADRACE_EXPORT std::int64_t select_workspace_minimum(const IndexerGeometry& indexer,

@@ -18,7 +18,10 @@
 #include "cache/cuda.h"
 #include "cache/fp8_ds_mla.h"
 #include "cache/lane_values.cuh"
+#include "device/cuda/current.h"
+#include "device/cuda/device.h"
 #include "device/cuda/launch.cuh"
+#include "headrace/cuda.h"
 #include "headrace/error.h"
 
 namespace headrace::cache::cuda {
@@ -331,48 +334,6 @@ void launch_append(const AppendParams& params, const MutableCacheView& cache, co
 
 }  // namespace
 
-void append(const Geometry& geometry, CacheFormat format, const MutableCacheView& cache, ConstAnyView latent,
-            ConstAnyView rope_key, View<const std::int64_t> slot_mapping, Stream stream) {
-  geometry.validate();
-  validate_cache(cache, format, geometry);
-  latent.expect("latent", {-1, geometry.kv_lora_rank});
-  expect_contiguous_rows("latent", geometry.kv_lora_rank, latent.stride(1));
-  const std::int64_t tokens = latent.dim(0);
-  const bool has_rope = geometry.qk_rope_head_dim != 0;
-  if (has_rope) {
-    rope_key.expect("rope_key", {tokens, geometry.qk_rope_head_dim});
-    expect_contiguous_rows("rope_key", geometry.qk_rope_head_dim, rope_key.stride(1));
-    expect_dtype("rope_key", latent.dtype(), rope_key.dtype());
-  }
-  slot_mapping.expect("slot_mapping", {tokens});
-  if (latent.dtype() != DType::float32 && latent.dtype() != DType::bfloat16) {
-    throw Error("latent", "float32 or bfloat16", std::string(name_of(latent.dtype())));
-  }
-  if (tokens == 0) {
-    return;
-  }
-  const AppendParams params{
-      .cache = Pages<std::byte>(cache),
-      .latent = latent.data(),
-      .rope_key = has_rope ? rope_key.data() : nullptr,
-      .slots = slot_mapping.data(),
-      .latent_stride = latent.stride(0),
-      .rope_stride = has_rope ? rope_key.stride(0) : 0,
-      .slot_stride = slot_mapping.stride(0),
-      .tokens = tokens,
-      .latent_dim = static_cast<int>(geometry.kv_lora_rank),
-      .rope_dim = static_cast<int>(geometry.qk_rope_head_dim),
-      .zero_rope = format == CacheFormat::fp8_ds_mla && !has_rope && cache.row_bytes >= kRowBytes,
-  };
-  with_format(format, [&]<CacheFormat kFormat>() {
-    if (latent.dtype() == DType::float32) {
-      launch_append<kFormat, float>(params, cache, geometry, stream);
-    } else {
-      launch_append<kFormat, __nv_bfloat16>(params, cache, geometry, stream);
-    }
-  });
-}
-
 void gather(const Geometry& geometry, CacheFormat format, const CacheView& cache, const Requests& requests,
             View<const KeyRun> runs, View<bfloat16> latent, View<bfloat16> rope_key, Stream stream,
             std::int32_t* counter) {
@@ -438,3 +399,51 @@ void load() {
 }
 
 }  // namespace headrace::cache::cuda
+
+namespace headrace {
+
+void append(const Geometry& geometry, CacheFormat format, const MutableCacheView& cache, ConstAnyView latent,
+            ConstAnyView rope_key, View<const std::int64_t> slot_mapping, const CudaDevice& device, Stream stream) {
+  using namespace cache::cuda;
+  geometry.validate();
+  validate_cache(cache, format, geometry);
+  latent.expect("latent", {-1, geometry.kv_lora_rank});
+  expect_contiguous_rows("latent", geometry.kv_lora_rank, latent.stride(1));
+  const std::int64_t tokens = latent.dim(0);
+  const bool has_rope = geometry.qk_rope_head_dim != 0;
+  if (has_rope) {
+    rope_key.expect("rope_key", {tokens, geometry.qk_rope_head_dim});
+    expect_contiguous_rows("rope_key", geometry.qk_rope_head_dim, rope_key.stride(1));
+    expect_dtype("rope_key", latent.dtype(), rope_key.dtype());
+  }
+  slot_mapping.expect("slot_mapping", {tokens});
+  if (latent.dtype() != DType::float32 && latent.dtype() != DType::bfloat16) {
+    throw Error("latent", "float32 or bfloat16", std::string(name_of(latent.dtype())));
+  }
+  if (tokens == 0) {
+    return;
+  }
+  const device::cuda::CurrentDevice current(device::cuda::served_ordinal(device));
+  const AppendParams params{
+      .cache = Pages<std::byte>(cache),
+      .latent = latent.data(),
+      .rope_key = has_rope ? rope_key.data() : nullptr,
+      .slots = slot_mapping.data(),
+      .latent_stride = latent.stride(0),
+      .rope_stride = has_rope ? rope_key.stride(0) : 0,
+      .slot_stride = slot_mapping.stride(0),
+      .tokens = tokens,
+      .latent_dim = static_cast<int>(geometry.kv_lora_rank),
+      .rope_dim = static_cast<int>(geometry.qk_rope_head_dim),
+      .zero_rope = format == CacheFormat::fp8_ds_mla && !has_rope && cache.row_bytes >= cache::kRowBytes,
+  };
+  with_format(format, [&]<CacheFormat kFormat>() {
+    if (latent.dtype() == DType::float32) {
+      launch_append<kFormat, float>(params, cache, geometry, stream);
+    } else {
+      launch_append<kFormat, __nv_bfloat16>(params, cache, geometry, stream);
+    }
+  });
+}
+
+}  // namespace headrace

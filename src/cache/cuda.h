@@ -9,16 +9,9 @@
 #include "headrace/requests.h"
 #include "headrace/view.h"
 
-/// The paged cache on a GPU. Views, but not the structures that hold them, are on the device's memory; calls queue work
-/// on a stream, allocate nothing and can be captured in a graph.
+/// The paged cache on a GPU (headrace::append with a stream writes it). Views, but not the structures that hold them,
+/// are on the device's memory; calls queue work on a stream, allocate nothing and can be captured in a graph.
 namespace headrace::cache::cuda {
-
-/// The cache's bytes come out as those of headrace::append, which has the parameters' meaning. The slots are not known
-/// to the host: one outside [0, num_slots()) is skipped, as -1 is.
-/// @param latent    [T, R] with contiguous rows
-/// @param rope_key  [T, rope] likewise
-void append(const Geometry& geometry, CacheFormat format, const MutableCacheView& cache, ConstAnyView latent,
-            ConstAnyView rope_key, View<const std::int64_t> slot_mapping, Stream stream);
 
 /// Keys of one request, and the rows of the output where they go.
 struct KeyRun {

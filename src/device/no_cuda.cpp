@@ -6,6 +6,7 @@
 #include "attention/paths/cuda_path.h"
 #include "attention/paths/path.h"
 #include "headrace/cuda.h"
+#include "headrace/cuda_indexer.h"
 #include "headrace/cuda_layer.h"
 #include "headrace/error.h"
 
@@ -36,6 +37,36 @@ void CudaDevice::warm_up(const Attention& /*attention*/) { refuse(); }
 
 void attend(const Plan& /*plan*/, const Weights& /*weights*/, const Inputs& /*inputs*/, const Outputs& /*outputs*/,
             std::span<std::byte> /*workspace*/, Stream /*stream*/) {
+  refuse();
+}
+
+void append(const Geometry& /*geometry*/, CacheFormat /*format*/, const MutableCacheView& /*cache*/,
+            ConstAnyView /*latent*/, ConstAnyView /*rope_key*/, View<const std::int64_t> /*slot_mapping*/,
+            const CudaDevice& /*device*/, Stream /*stream*/) {
+  refuse();
+}
+
+void append_index_keys(const IndexerGeometry& /*indexer*/, const MutableCacheView& /*cache*/, ConstAnyView /*key*/,
+                       ConstAnyView /*gate*/, View<const float> /*offset_bias*/, const Requests& /*requests*/,
+                       View<const std::int64_t> /*slot_mapping*/, const CudaDevice& /*device*/, Stream /*stream*/) {
+  refuse();
+}
+
+SelectWorkspace cuda_select_workspace(const IndexerGeometry& /*indexer*/, std::int64_t /*tokens*/,
+                                      std::int64_t /*longest_seq_len*/) {
+  refuse();
+}
+
+void select(const IndexerGeometry& /*indexer*/, const CacheView& /*cache*/, const IndexQueries& /*queries*/,
+            const Requests& /*requests*/, View<const std::int64_t> /*scoring_begin*/, std::int64_t /*longest_seq_len*/,
+            View<std::int32_t> /*index*/, View<std::int32_t> /*count*/, std::span<std::byte> /*workspace*/,
+            const CudaDevice& /*device*/, Stream /*stream*/, TokenRange /*rows*/) {
+  refuse();
+}
+
+void score_rows(const IndexerGeometry& /*indexer*/, const CacheView& /*cache*/, const IndexQueries& /*queries*/,
+                const Requests& /*requests*/, std::int64_t /*longest_seq_len*/, View<float> /*scores*/,
+                const CudaDevice& /*device*/, Stream /*stream*/, TokenRange /*rows*/) {
   refuse();
 }
 

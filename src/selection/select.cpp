@@ -14,6 +14,7 @@
 #include "selection/index_cache.h"
 #include "selection/kpool.h"
 #include "selection/lightning.h"
+#include "selection/token_range.h"
 #include "selection/topk.h"
 
 namespace headrace {
@@ -178,26 +179,34 @@ void validate_scoring_begin(View<const std::int64_t> scoring_begin, std::size_t 
   }
 }
 
-/// For each request the first of its rows that is scored; query_len where none is.
-std::vector<std::int64_t> first_scored_rows(const std::vector<cache::Request>& spans,
-                                            View<const std::int64_t> scoring_begin) {
-  std::vector<std::int64_t> first(spans.size(), 0);
-  if (!scoring_begin.empty()) {
-    validate_scoring_begin(scoring_begin, spans.size());
-    for (std::size_t b = 0; b < spans.size(); ++b) {
-      const std::int64_t row = scoring_begin(b) - spans[b].context_len();
-      first[b] = std::clamp<std::int64_t>(row, 0, spans[b].query_len);
-    }
+/// Rows [begin, end) of a request are made, those from `scored` on by their scores.
+struct RowsToMake {
+  std::int64_t begin = 0;
+  std::int64_t scored = 0;
+  std::int64_t end = 0;
+};
+
+/// For each request, in the range.
+std::vector<RowsToMake> rows_to_make(const std::vector<cache::Request>& spans, View<const std::int64_t> scoring_begin,
+                                     TokenRange range) {
+  validate_scoring_begin(scoring_begin, spans.size());
+  std::vector<RowsToMake> rows;
+  for (std::size_t b = 0; b < spans.size(); ++b) {
+    const cache::Request& span = spans[b];
+    const std::int64_t begin = std::clamp<std::int64_t>(range.begin - span.first_token, 0, span.query_len);
+    const std::int64_t end = std::clamp<std::int64_t>(range.end - span.first_token, 0, span.query_len);
+    const std::int64_t from = scoring_begin.empty() ? 0 : scoring_begin(b);
+    rows.push_back({begin, std::clamp(from - span.context_len(), begin, end), end});
   }
-  return first;
+  return rows;
 }
 
 /// The longest sequence that is read; throws Error where its pages are not valid. 0: no row is scored.
 std::int64_t validate_scored(const CacheView& cache, const Requests& requests, const std::vector<cache::Request>& spans,
-                             const std::vector<std::int64_t>& first_scored) {
+                             const std::vector<RowsToMake>& rows) {
   std::int64_t longest = 0;
   for (std::size_t b = 0; b < spans.size(); ++b) {
-    if (first_scored[b] < spans[b].query_len) {
+    if (rows[b].scored < rows[b].end) {
       cache::validate_pages(requests, static_cast<std::int64_t>(b), 0, spans[b].seq_len, cache);
       longest = std::max(longest, spans[b].seq_len);
     }
@@ -205,10 +214,10 @@ std::int64_t validate_scored(const CacheView& cache, const Requests& requests, c
   return longest;
 }
 
-void clear_rows(const std::vector<cache::Request>& spans, const std::vector<std::int64_t>& first_scored,
-                View<std::int32_t> index, View<std::int32_t> count) {
+void clear_rows(const std::vector<cache::Request>& spans, const std::vector<RowsToMake>& rows, View<std::int32_t> index,
+                View<std::int32_t> count) {
   for (std::size_t b = 0; b < spans.size(); ++b) {
-    for (std::int64_t t = spans[b].first_token; t < spans[b].first_token + first_scored[b]; ++t) {
+    for (std::int64_t t = spans[b].first_token + rows[b].begin; t < spans[b].first_token + rows[b].scored; ++t) {
       count(t) = 0;
       for (std::int64_t i = 0; i < index.dim(1); ++i) {
         index(t, i) = -1;
@@ -217,14 +226,14 @@ void clear_rows(const std::vector<cache::Request>& spans, const std::vector<std:
   }
 }
 
-std::vector<Task> scored_tasks(const std::vector<cache::Request>& spans, const std::vector<std::int64_t>& first_scored,
-                               std::int64_t rows) {
+std::vector<Task> scored_tasks(const std::vector<cache::Request>& spans, const std::vector<RowsToMake>& rows,
+                               std::int64_t at_once) {
   std::vector<Task> tasks;
   for (std::size_t b = 0; b < spans.size(); ++b) {
     const cache::Request& span = spans[b];
-    for (std::int64_t row = first_scored[b]; row < span.query_len; row += rows) {
+    for (std::int64_t row = rows[b].scored; row < rows[b].end; row += at_once) {
       tasks.push_back({static_cast<std::int64_t>(b), span.first_token + row, span.context_len() + row,
-                       std::min(rows, span.query_len - row)});
+                       std::min(at_once, rows[b].end - row)});
     }
   }
   return tasks;
@@ -241,24 +250,24 @@ std::int64_t select_workspace_minimum(const IndexerGeometry& indexer, std::int64
 
 void select(const IndexerGeometry& indexer, DType compute, const CacheView& cache, const IndexQueries& queries,
             const Requests& requests, View<const std::int64_t> scoring_begin, View<std::int32_t> index,
-            View<std::int32_t> count, std::int64_t workspace_bytes, int threads) {
+            View<std::int32_t> count, std::int64_t workspace_bytes, int threads, TokenRange rows) {
   using namespace selection;
   validate_index_cache(indexer, compute, cache);
   validate_queries(indexer, compute, queries);
   const std::int64_t tokens = queries.query.dim(0);
   const std::vector<cache::Request> spans = cache::validate_requests(requests, tokens);
-  const std::vector<std::int64_t> first_scored = first_scored_rows(spans, scoring_begin);
-  index.expect("selection index", {tokens, indexer.rule().width()});
+  const std::vector<RowsToMake> to_make = rows_to_make(spans, scoring_begin, within_step(rows, tokens));
+  expect_columns(index, tokens, indexer.rule().width());
   count.expect("selection count", {tokens});
-  const std::int64_t longest = validate_scored(cache, requests, spans, first_scored);
+  const std::int64_t longest = validate_scored(cache, requests, spans, to_make);
   if (longest == 0) {
-    clear_rows(spans, first_scored, index, count);
+    clear_rows(spans, to_make, index, count);
     return;
   }
   const Cut cut = fit(indexer, longest, workspace_bytes, threads);
-  clear_rows(spans, first_scored, index, count);
+  clear_rows(spans, to_make, index, count);
 
-  const std::vector<Task> tasks = scored_tasks(spans, first_scored, cut.block.rows);
+  const std::vector<Task> tasks = scored_tasks(spans, to_make, cut.block.rows);
   const auto task_count = static_cast<std::int64_t>(tasks.size());
   const int team = static_cast<int>(std::min<std::int64_t>(cut.threads, task_count));
   std::vector<Worker> workers;

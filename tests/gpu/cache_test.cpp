@@ -16,6 +16,7 @@
 #include "cache/row_codec.h"
 #include "captured_graph.h"
 #include "device/cuda/memory.h"
+#include "gpu.h"
 #include "on_device.h"
 #include "support/cache_rows.h"
 #include "support/errors.h"
@@ -172,8 +173,8 @@ void append_case(const Trial& trial, std::uint64_t seed) {
   const test::OnDevice<const T> device_rope(rope_view);
   const DeviceArray<std::int64_t> device_slots(slots);
   const device::cuda::OwnedStream stream;
-  cache::cuda::append(geometry, trial.format, in_memory(host.view, memory.data()), device_latent.view(),
-                      device_rope.view(), View<const std::int64_t>(device_slots.data(), {tokens}), stream);
+  append(geometry, trial.format, in_memory(host.view, memory.data()), device_latent.view(), device_rope.view(),
+         View<const std::int64_t>(device_slots.data(), {tokens}), *test::gpu(), stream);
   device::cuda::synchronize(stream);
 
   append(geometry, trial.format, host.view, latent_view, rope_view,
@@ -203,7 +204,7 @@ TEST(GpuAppendInput, OfTheWrongShapeIsRefused) {
   const View<const float> rope_key(nullptr, {3, 8});
   const View<const std::int64_t> slots(nullptr, {3});
   const auto call = [&](ConstAnyView l, ConstAnyView r, View<const std::int64_t> s) {
-    return [=] { cache::cuda::append(geometry, CacheFormat::bfloat16, cache, l, r, s, Stream{}); };
+    return [=] { append(geometry, CacheFormat::bfloat16, cache, l, r, s, *test::gpu(), Stream{}); };
   };
   EXPECT_TRUE(test::throws_error(call(View<const float>(nullptr, {3, 15}), rope_key, slots), "latent"));
   EXPECT_TRUE(test::throws_error(call(latent, View<const float>(nullptr, {2, 8}), slots), "rope_key"));

@@ -11,6 +11,7 @@
 
 #include "device/cuda/memory.h"
 #include "device/cuda/stream.h"
+#include "gpu.h"
 #include "headrace/cuda.h"
 #include "headrace/error.h"
 #include "on_device.h"
@@ -20,11 +21,6 @@
 #include "uploaded_plan.h"
 
 namespace headrace::test {
-
-inline const std::shared_ptr<CudaDevice>& gpu() {
-  static const auto device = std::make_shared<CudaDevice>(0);
-  return device;
-}
 
 /// A case's inputs in the GPU's memory.
 class CaseOnDevice {

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "cache/cuda.h"
 #include "device/cuda/stream.h"
+#include "gpu.h"
 #include "headrace/cache.h"
 #include "hostile_kit.h"
 #include "support/cache_rows.h"
@@ -80,7 +80,7 @@ TEST_P(HostileAppend, WritesTheRowsThatSlotsNameAndNothingElse) {
     const GuardedInput<std::int64_t> slot_input(View<const std::int64_t>(sound.data(), {tokens}), guard, std::byte{0});
     const auto run = [&] {
       memory.refill();
-      cache::cuda::append(geometry, format, cache, latent_input.view(), rope_input.view(), slot_input.view(), Stream{});
+      append(geometry, format, cache, latent_input.view(), rope_input.view(), slot_input.view(), *gpu(), Stream{});
       device::cuda::synchronize(Stream{});
     };
     run();

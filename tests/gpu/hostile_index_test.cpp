@@ -13,10 +13,9 @@
 #include <vector>
 
 #include "device/cuda/stream.h"
-#include "headrace/indexer.h"
+#include "gpu.h"
+#include "headrace/cuda_indexer.h"
 #include "hostile_kit.h"
-#include "selection/cuda/index_cache.h"
-#include "selection/cuda/select.h"
 #include "support/index_cache_kit.h"
 #include "support/random.h"
 
@@ -108,9 +107,8 @@ TEST_P(HostileIndexer, AppendWritesTheRowsThatSlotsNameAndNothingElse) {
     const GuardedRequests requests(step.requests, guard);
     const auto run = [&] {
       memory.upload(bytes.first(at(reach)));
-      selection::cuda::append_index_keys(g, cache, key.view(), g.kpool ? ConstAnyView(gate.view()) : ConstAnyView(),
-                                         g.kpool ? bias.view() : View<const float>(), requests.get(), slots.view(),
-                                         Stream{});
+      append_index_keys(g, cache, key.view(), g.kpool ? ConstAnyView(gate.view()) : ConstAnyView(),
+                        g.kpool ? bias.view() : View<const float>(), requests.get(), slots.view(), *gpu(), Stream{});
       device::cuda::synchronize(Stream{});
     };
     run();
@@ -190,17 +188,16 @@ TEST_P(HostileIndexer, SelectAndScoresWriteTheirRowsAndNothingElse) {
     const GuardedOutput<std::int32_t> counts(1, {tokens, 0, 0, 0}, {2, 0, 0, 0});
     const std::int64_t columns = longest / g.pool + random_.below(3);
     const GuardedOutput<float> scores(2, {tokens, columns, 0, 0}, {columns + 5, 1, 0, 0});
-    const std::int64_t least = selection::cuda::select_workspace_minimum(g, longest);
+    const std::int64_t least = cuda_select_workspace(g, 1, longest).least;
     const GuardedMemory workspace(least * (1 + random_.below(20)), Guard::wide, kNan);
     const auto run = [&] {
       index.refill();
       counts.refill();
       scores.refill();
       workspace.refill();
-      selection::cuda::select(g, cache, {query.view(), weight.view()}, requests.get(), scoring_begin.view(), longest,
-                              index.view(), counts.view(), {workspace.data(), at(workspace.size_bytes())}, Stream{});
-      selection::cuda::score_rows(g, cache, {query.view(), weight.view()}, requests.get(), longest, scores.view(),
-                                  Stream{});
+      headrace::select(g, cache, {query.view(), weight.view()}, requests.get(), scoring_begin.view(), longest,
+                       index.view(), counts.view(), {workspace.data(), at(workspace.size_bytes())}, *gpu(), Stream{});
+      score_rows(g, cache, {query.view(), weight.view()}, requests.get(), longest, scores.view(), *gpu(), Stream{});
       device::cuda::synchronize(Stream{});
     };
     const auto rows_of = [&](std::int64_t begin, std::int64_t end) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The indexer's key cache written on the GPU, against the processor's and the formula.
-#include "selection/cuda/index_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -13,6 +12,8 @@
 
 #include "captured_graph.h"
 #include "device/cuda/memory.h"
+#include "gpu.h"
+#include "headrace/cuda_indexer.h"
 #include "on_device.h"
 #include "support/errors.h"
 #include "support/index_cache_kit.h"
@@ -46,10 +47,9 @@ class StepOnDevice {
     const std::int64_t tokens = slots_.size();
     const View<const bfloat16> gate(gate_.data(), {tokens, g.head_dim});
     const View<const float> bias(bias_.data(), {g.pool, g.head_dim});
-    selection::cuda::append_index_keys(g, cache, View<const bfloat16>(key_.data(), {tokens, g.head_dim}),
-                                       g.kpool ? ConstAnyView(gate) : ConstAnyView(),
-                                       g.kpool ? bias : View<const float>(), requests_.get(),
-                                       View<const std::int64_t>(slots_.data(), {tokens}), stream);
+    append_index_keys(g, cache, View<const bfloat16>(key_.data(), {tokens, g.head_dim}),
+                      g.kpool ? ConstAnyView(gate) : ConstAnyView(), g.kpool ? bias : View<const float>(),
+                      requests_.get(), View<const std::int64_t>(slots_.data(), {tokens}), *test::gpu(), stream);
   }
 
  private:
@@ -245,12 +245,10 @@ TEST_F(GpuIndexCache, GraphsReplayWithOtherLengthsAndSlots) {
   const Requests requests{View<const std::int32_t>(query_start.data(), {2}),
                           View<const std::int32_t>(seq_len.data(), {1}),
                           View<const std::int32_t>(table.data(), {1, table.size()})};
-  selection::cuda::load_append_index_keys();
   const test::CapturedGraph graph([&](Stream stream) {
-    selection::cuda::append_index_keys(kit.indexer, cache, View<const bfloat16>(key.data(), {tokens, 16}),
-                                       View<const bfloat16>(gate.data(), {tokens, 16}),
-                                       View<const float>(bias.data(), {4, 16}), requests,
-                                       View<const std::int64_t>(slots.data(), {tokens}), stream);
+    append_index_keys(kit.indexer, cache, View<const bfloat16>(key.data(), {tokens, 16}),
+                      View<const bfloat16>(gate.data(), {tokens, 16}), View<const float>(bias.data(), {4, 16}),
+                      requests, View<const std::int64_t>(slots.data(), {tokens}), *test::gpu(), stream);
   });
   Kit eager = kit;
   for (const std::int64_t more : {20, 7, 1, 18, 14}) {
@@ -282,8 +280,8 @@ TEST_F(GpuIndexCache, RefusesWhatDoesNotSuit) {
   const auto append = [&](std::int64_t pool, std::int64_t dim, ConstAnyView key, ConstAnyView gate, View<const float> b,
                           const Requests& r, std::int64_t num_slots) {
     return [=, &slots] {
-      selection::cuda::append_index_keys(geometry(pool, dim), cache, key, gate, b, r,
-                                         View<const std::int64_t>(slots.data(), {num_slots}), Stream{});
+      append_index_keys(geometry(pool, dim), cache, key, gate, b, r,
+                        View<const std::int64_t>(slots.data(), {num_slots}), *test::gpu(), Stream{});
     };
   };
   using test::throws_error;

@@ -16,6 +16,7 @@
 
 #include "device/cuda/stream.h"
 #include "device/cuda/tensor.h"
+#include "gpu.h"
 #include "headrace/cuda_layer.h"
 #include "headrace/error.h"
 #include "layer/random.h"
@@ -33,11 +34,6 @@ using device::cuda::DeviceTensor;
 /// What bfloat16 roundings of other sums move a row by; a wrong rope, norm or stride moves it by more than 1e-1.
 constexpr double kTolerance = 2e-2;
 constexpr std::int64_t kTopk = 32;
-
-const std::shared_ptr<CudaDevice>& gpu() {
-  static const auto device = std::make_shared<CudaDevice>(0);
-  return device;
-}
 
 struct Named {
   const char* name;

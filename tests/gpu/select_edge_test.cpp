@@ -11,6 +11,7 @@
 
 #include "captured_graph.h"
 #include "select_kit.h"
+#include "selection/cuda/select.h"
 #include "support/errors.h"
 
 namespace headrace {
@@ -124,19 +125,19 @@ TEST_F(GpuSelectEdge, GraphsReplayWithOtherLengthsAndKeys) {
   const DeviceArray<std::int64_t> begin(1);
   const DeviceArray<std::int32_t> index(kTokens * width);
   const DeviceArray<std::int32_t> count(kTokens);
-  const DeviceArray<std::byte> workspace(8 * gpu::select_workspace_minimum(indexer, kLongest));
+  const DeviceArray<std::byte> workspace(8 * cuda_select_workspace(indexer, 1, kLongest).least);
   MutableCacheView cache = kit.cache();
   cache.data = reinterpret_cast<std::byte*>(memory.data());
   const Requests requests{View<const std::int32_t>(query_start.data(), {2}),
                           View<const std::int32_t>(seq_len.data(), {1}),
                           View<const std::int32_t>(table.data(), {1, table.size()})};
-  gpu::load_select();
   const test::CapturedGraph graph([&](Stream stream) {
-    gpu::select(indexer, cache,
-                {View<const bfloat16>(query.data(), {kTokens, 3, 32}), View<const float>(weight.data(), {kTokens, 3})},
-                requests, View<const std::int64_t>(begin.data(), {1}), kLongest,
-                View<std::int32_t>(index.data(), {kTokens, width}), View<std::int32_t>(count.data(), {kTokens}),
-                std::span(workspace.data(), at(workspace.size())), stream);
+    headrace::select(
+        indexer, cache,
+        {View<const bfloat16>(query.data(), {kTokens, 3, 32}), View<const float>(weight.data(), {kTokens, 3})},
+        requests, View<const std::int64_t>(begin.data(), {1}), kLongest,
+        View<std::int32_t>(index.data(), {kTokens, width}), View<std::int32_t>(count.data(), {kTokens}),
+        std::span(workspace.data(), at(workspace.size())), *test::gpu(), stream);
   });
   for (const std::int64_t more : {50, 1, 37}) {
     Kit::Step step = kit.next({more});
@@ -166,13 +167,13 @@ TEST_F(GpuSelectEdge, GraphsReplayWithOtherLengthsAndKeys) {
 TEST(GpuSelectWorkspace, IsWhatTheRowsTake) {
   const IndexerGeometry lightning = geometry(32, 128, 2048);
   const IndexerGeometry kpool = pooled(lightning, 4, true);
-  EXPECT_EQ(gpu::select_workspace_minimum(lightning, 2048), 0);
-  EXPECT_EQ(gpu::select_workspace_minimum(lightning, 2049), 4 * 2052);
-  EXPECT_EQ(gpu::select_workspace_minimum(kpool, 2051), 0);
-  EXPECT_EQ(gpu::select_workspace_minimum(kpool, 4096), 4 * 1024);
-  EXPECT_EQ(gpu::select_workspace_useful(lightning, 10, 4096), 10 * 4 * 4096);
-  EXPECT_EQ(gpu::select_workspace_useful(lightning, 1'000'000, 8192), std::int64_t{32} << 20);
-  EXPECT_EQ(gpu::select_workspace_useful(lightning, 1'000'000, 1 << 20), std::int64_t{64} << 20);
+  EXPECT_EQ(cuda_select_workspace(lightning, 1, 2048).least, 0);
+  EXPECT_EQ(cuda_select_workspace(lightning, 1, 2049).least, 4 * 2052);
+  EXPECT_EQ(cuda_select_workspace(kpool, 1, 2051).least, 0);
+  EXPECT_EQ(cuda_select_workspace(kpool, 1, 4096).least, 4 * 1024);
+  EXPECT_EQ(cuda_select_workspace(lightning, 10, 4096).useful, 10 * 4 * 4096);
+  EXPECT_EQ(cuda_select_workspace(lightning, 1'000'000, 8192).useful, std::int64_t{32} << 20);
+  EXPECT_EQ(cuda_select_workspace(lightning, 1'000'000, 1 << 20).useful, std::int64_t{64} << 20);
 }
 
 TEST_F(GpuSelectEdge, RefusesWhatDoesNotSuit) {
@@ -199,13 +200,13 @@ TEST_F(GpuSelectEdge, RefusesWhatDoesNotSuit) {
     spoil(call);
     return throws_error(
         [&] {
-          gpu::select(call.indexer, call.cache, call.queries, call.requests,
-                      call.scoring_begin.empty()
-                          ? View<const std::int64_t>()
-                          : View<const std::int64_t>(call.scoring_begin.data(), {std::ssize(call.scoring_begin)}),
-                      call.longest, View<std::int32_t>(nullptr, {20, call.width}),
-                      View<std::int32_t>(nullptr, {call.counts}),
-                      std::span(workspace).subspan(at(call.offset), at(call.workspace)), Stream{});
+          headrace::select(call.indexer, call.cache, call.queries, call.requests,
+                           call.scoring_begin.empty()
+                               ? View<const std::int64_t>()
+                               : View<const std::int64_t>(call.scoring_begin.data(), {std::ssize(call.scoring_begin)}),
+                           call.longest, View<std::int32_t>(nullptr, {20, call.width}),
+                           View<std::int32_t>(nullptr, {call.counts}),
+                           std::span(workspace).subspan(at(call.offset), at(call.workspace)), *test::gpu(), Stream{});
         },
         part);
   };
@@ -223,11 +224,11 @@ TEST_F(GpuSelectEdge, RefusesWhatDoesNotSuit) {
   EXPECT_TRUE(refuses([](Call& c) { c.requests.query_start = c.requests.seq_len; }, "query_start"));
   EXPECT_TRUE(refuses([](Call& c) { c.scoring_begin = {0, 0}; }, "scoring_begin"));
   EXPECT_TRUE(refuses([](Call& c) { c.longest = -1; }, "longest_seq_len"));
-  EXPECT_TRUE(refuses([](Call& c) { c.width = 7; }, "selection index"));
+  EXPECT_TRUE(refuses([](Call& c) { c.width = 5; }, "at least 6 columns"));
   EXPECT_TRUE(refuses([](Call& c) { c.counts = 19; }, "selection count"));
   EXPECT_TRUE(refuses([](Call& c) { c.workspace = 79; }, "at least 80 bytes"));
   EXPECT_TRUE(refuses([](Call& c) { c.offset = 8; }, "divisible by 16"));
-  EXPECT_TRUE(gpu::unmet_requirements(geometry(5, 48, 1)).empty());
+  EXPECT_TRUE(selection::cuda::unmet_requirements(geometry(5, 48, 1)).empty());
 }
 
 }  // namespace

@@ -15,15 +15,14 @@
 
 #include "device/cuda/memory.h"
 #include "device/cuda/stream.h"
+#include "gpu.h"
+#include "headrace/cuda_indexer.h"
 #include "on_device.h"
-#include "selection/cuda/select.h"
 #include "support/index_cache_kit.h"
 #include "support/random.h"
 
 /// What the tests of the GPU's indexer share: steps on the device, the processor's selection, and the definition.
 namespace headrace::test::select_kit {
-
-namespace gpu = selection::cuda;
 
 using device::cuda::DeviceArray;
 using Kit = IndexCacheKit<bfloat16>;
@@ -56,7 +55,9 @@ inline IndexerGeometry pooled(IndexerGeometry indexer, std::int64_t pool, bool t
 struct Options {
   std::int64_t workspace_bytes = kPlenty;  ///< cut down to what is useful
   std::vector<std::int64_t> scoring_begin;
-  std::int64_t bound_above = 0;  ///< of longest_seq_len, above the longest
+  std::int64_t bound_above = 0;          ///< of longest_seq_len, above the longest
+  std::vector<TokenRange> calls = {{}};  ///< the rows of one call after the other
+  std::int64_t columns_above = 0;        ///< of the selection, above the rule's width
 };
 
 /// A step and the cache on the device.
@@ -89,22 +90,25 @@ class StepOnDevice {
 
   /// The rows of the selection, having checked that nothing but its own columns was written.
   [[nodiscard]] Rows select(const Options& options = {}) const {
-    const std::int64_t width = indexer_.rule().width();
+    const std::int64_t width = indexer_.rule().width() + options.columns_above;
     const std::int64_t stride = width + 2;
     const std::int64_t bound = longest_ + options.bound_above;
     const DeviceArray<std::int32_t> index(std::vector<std::int32_t>(at(tokens_ * stride), kPoison));
     const DeviceArray<std::int32_t> count(std::vector<std::int32_t>(at(tokens_), kPoison));
     const DeviceArray<std::int64_t> begin(options.scoring_begin);
     const std::int64_t bytes =
-        std::min(options.workspace_bytes, gpu::select_workspace_useful(indexer_, tokens_, bound));
+        std::min(options.workspace_bytes, cuda_select_workspace(indexer_, tokens_, bound).useful);
     const DeviceArray<std::byte> workspace(bytes + kGuardBytes);
     workspace.bytes().fill(std::byte{0xff});
     const device::cuda::OwnedStream stream;
-    gpu::select(indexer_, cache_, queries(), requests_.get(),
-                options.scoring_begin.empty() ? View<const std::int64_t>()
-                                              : View<const std::int64_t>(begin.data(), {begin.size()}),
-                bound, View<std::int32_t>(index.data(), 2, {tokens_, width, 0, 0}, {stride, 1, 0, 0}),
-                View<std::int32_t>(count.data(), {tokens_}), std::span(workspace.data(), at(bytes)), stream);
+    for (const TokenRange& rows : options.calls) {
+      headrace::select(indexer_, cache_, queries(), requests_.get(),
+                       options.scoring_begin.empty() ? View<const std::int64_t>()
+                                                     : View<const std::int64_t>(begin.data(), {begin.size()}),
+                       bound, View<std::int32_t>(index.data(), 2, {tokens_, width, 0, 0}, {stride, 1, 0, 0}),
+                       View<std::int32_t>(count.data(), {tokens_}), std::span(workspace.data(), at(bytes)), *gpu(),
+                       stream, rows);
+    }
     device::cuda::synchronize(stream);
     const std::vector<std::byte> used = workspace.download();
     EXPECT_TRUE(std::all_of(used.begin() + bytes, used.end(), [](std::byte x) { return x == std::byte{0xff}; }));
@@ -117,8 +121,8 @@ class StepOnDevice {
     const std::int64_t columns = longest_ / pool + 3;
     const DeviceArray<float> memory(std::vector<float>(at(tokens_ * columns), static_cast<float>(kPoison)));
     const device::cuda::OwnedStream stream;
-    gpu::score_rows(indexer_, cache_, queries(), requests_.get(), longest_,
-                    View<float>(memory.data(), {tokens_, columns}), stream);
+    score_rows(indexer_, cache_, queries(), requests_.get(), longest_, View<float>(memory.data(), {tokens_, columns}),
+               *gpu(), stream);
     device::cuda::synchronize(stream);
     const std::vector<float> all = memory.download();
     Scores scores(at(tokens_));
@@ -258,6 +262,17 @@ class SelectTest : public testing::Test {
     const std::int64_t page_size = std::vector<std::int64_t>{1, 3, 64}[at(random_.below(3))];
     return random_.chance(0.5) ? Kit::Layout{page_size, 8 * random_.below(3), 8 * random_.below(3)}
                                : Kit::Layout{page_size, random_.below(6), random_.below(6)};
+  }
+  /// The step's tokens in parts, as ranks share them: some empty, the last one up to any token.
+  std::vector<TokenRange> parts_of(std::int64_t tokens) {
+    std::vector<TokenRange> parts{{}};
+    for (std::int64_t n = random_.below(4); n > 0; --n) {
+      const std::int64_t middle = parts.back().begin + random_.below(tokens - parts.back().begin + 1);
+      parts.back().end = middle;
+      parts.push_back({middle});
+    }
+    std::swap(parts.front(), parts.back());
+    return parts;
   }
   static void expect_own_best(const Kit& kit, const Kit::Step& step, const Scores& scores, const Rows& rows) {
     for_rows(step, [&](std::size_t b, std::int64_t t, std::int64_t position) {

@@ -71,10 +71,15 @@ TEST_F(GpuSelect, RandomShapesInRandomChunks) {
       kit.append(step);
       const std::int64_t bound_above = random_.chance(0.5) ? 0 : random_.below(200);
       const std::int64_t longest = *std::max_element(kit.done.begin(), kit.done.end()) + bound_above;
-      const std::int64_t least = gpu::select_workspace_minimum(indexer, longest);
+      const std::int64_t least = cuda_select_workspace(indexer, 1, longest).least;
       const std::int64_t workspace = random_.chance(0.5) ? kPlenty : least * (1 + random_.below(40));
       const std::int64_t query_gap = random_.chance(0.5) ? 0 : random_.below(20);
-      ASSERT_EQ(StepOnDevice(kit, step, query_gap).select({workspace, {}, bound_above}), cpu_rows(kit, step));
+      Options options{workspace, {}, bound_above};
+      if (random_.chance(0.5)) {
+        options.calls = parts_of(step.tokens);
+        options.columns_above = random_.below(9);
+      }
+      ASSERT_EQ(StepOnDevice(kit, step, query_gap).select(options), cpu_rows(kit, step));
     }
   }
 }
@@ -238,7 +243,7 @@ TEST_F(GpuSelect, ChunksBatchesBoundsAndWorkspaceChangeNoBit) {
     const StepOnDevice device(kit, step);
     const Rows whole = device.select();
     const Scores scores = device.scores(step);
-    const std::int64_t least = gpu::select_workspace_minimum(indexer, 333);
+    const std::int64_t least = cuda_select_workspace(indexer, 1, 333).least;
     for (const std::int64_t workspace : {least, 3 * least + 17, 40 * least}) {
       EXPECT_EQ(device.select({workspace, {}, 0}), whole);
     }

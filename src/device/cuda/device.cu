@@ -11,6 +11,8 @@
 #include "device/cuda/device.h"
 #include "device/cuda/stream.h"
 #include "headrace/error.h"
+#include "selection/cuda/index_cache.h"
+#include "selection/cuda/select.h"
 
 namespace headrace {
 
@@ -25,6 +27,8 @@ const attention::cuda::Projections& CudaDevice::State::prepare(const Geometry& g
   attention::cuda::Projections made(products, g);
   made.warm_up(Stream{});
   cache::cuda::load();
+  selection::cuda::load_append_index_keys();
+  selection::cuda::load_select();
   attention::load_upload();
   if (attention::mha::sm90::unmet_requirements(g).empty()) {
     attention::mha::sm90::load(g);
@@ -35,6 +39,13 @@ const attention::cuda::Projections& CudaDevice::State::prepare(const Geometry& g
   }
   device::cuda::synchronize(Stream{});
   return projections_.emplace(key, std::move(made)).first->second;
+}
+
+int device::cuda::served_ordinal(const CudaDevice& device) {
+  if (!device.unmet().empty()) {
+    throw Error("device", "a GPU that the kernels can run on", device.unmet());
+  }
+  return device.ordinal();
 }
 
 int CudaDevice::count() noexcept { return device::cuda::device_count(); }

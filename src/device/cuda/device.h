@@ -31,4 +31,11 @@ struct CudaDevice::State {
       projections_;
 };
 
+namespace device::cuda {
+
+/// The number of a GPU that the kernels can run on. @throws Error with the reason where they cannot
+[[nodiscard]] int served_ordinal(const CudaDevice& device);
+
+}  // namespace device::cuda
+
 }  // namespace headrace

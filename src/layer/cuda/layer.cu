@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "cache/cuda.h"
 #include "device/cuda/current.h"
 #include "device/cuda/device.h"
+#include "headrace/cuda_indexer.h"
 #include "headrace/cuda_layer.h"
 #include "headrace/error.h"
 #include "layer/cuda/indexer.h"
@@ -258,12 +256,12 @@ CudaProjected CudaLayer::project_keys(View<const bfloat16> hidden, View<const st
 void CudaLayer::append(const CudaProjected& projected, const LayerCaches& caches, CacheFormat format,
                        const Requests& requests, View<const std::int64_t> slot_mapping, Stream stream) const {
   const device::cuda::CurrentDevice current(state_->device->ordinal());
-  cache::cuda::append(config().geometry, format, caches.latent, projected.latent, projected.rope_key, slot_mapping,
-                      stream);
+  headrace::append(config().geometry, format, caches.latent, projected.latent, projected.rope_key, slot_mapping,
+                   *state_->device, stream);
   if (scores()) {
-    selection::cuda::append_index_keys(*config().indexer, caches.index, projected.index_key, projected.index_gate,
-                                       state_->weights.indexer->offset_bias.view_as<float>(), requests, slot_mapping,
-                                       stream);
+    append_index_keys(*config().indexer, caches.index, projected.index_key, projected.index_gate,
+                      state_->weights.indexer->offset_bias.view_as<float>(), requests, slot_mapping, *state_->device,
+                      stream);
   }
 }
 
@@ -282,14 +280,12 @@ Selection CudaLayer::select(const Plan& plan, const CudaProjected& projected, co
   if (projected.index_query.empty()) {
     throw Error("projected", "index queries, for some rows read the selection", "none");
   }
-  std::vector<std::int64_t> scoring_begin;
   std::int64_t longest = 0;
   for (const RequestPlan& request : plan.requests()) {
-    scoring_begin.push_back(request.skip_scoring ? std::numeric_limits<std::int64_t>::max() : request.scoring_begin);
     longest = std::max(longest, request.context_len + request.query_len);
   }
-  return state_->selector.select(*config().indexer, projected, index_cache, requests, scoring_begin, longest,
-                                 workspace_bytes, stream);
+  return state_->selector.select(*config().indexer, projected, index_cache, requests, longest, workspace_bytes,
+                                 *state_->device, stream);
 }
 
 void CudaLayer::output(View<const bfloat16> attended, View<bfloat16> out, Stream stream) const {

@@ -15,7 +15,10 @@
 #include <string>
 
 #include "device/cuda/check.cuh"
+#include "device/cuda/current.h"
+#include "device/cuda/device.h"
 #include "device/cuda/launch.cuh"
+#include "headrace/cuda_indexer.h"
 #include "headrace/error.h"
 #include "selection/cuda/index_cache.h"
 #include "selection/cuda/step.cuh"
@@ -154,10 +157,21 @@ void expect_rows(const char* name, const ConstAnyView& rows, std::int64_t tokens
 
 }  // namespace
 
+void load_append_index_keys() {
+  cudaFuncAttributes attributes{};
+  device::cuda::check(cudaFuncGetAttributes(&attributes, write_rows_kernel), "index key rows");
+  device::cuda::check(cudaFuncGetAttributes(&attributes, pool_kernel), "index key pools");
+}
+
+}  // namespace headrace::selection::cuda
+
+namespace headrace {
+
 void append_index_keys(const IndexerGeometry& indexer, const MutableCacheView& cache, ConstAnyView key,
                        ConstAnyView gate, View<const float> offset_bias, const Requests& requests,
-                       View<const std::int64_t> slot_mapping, Stream stream) {
-  validate_index_cache(indexer, DType::bfloat16, cache);
+                       View<const std::int64_t> slot_mapping, const CudaDevice& device, Stream stream) {
+  using namespace selection::cuda;
+  selection::validate_index_cache(indexer, DType::bfloat16, cache);
   expect_rows("index key", key, -1, indexer.head_dim);
   const std::int64_t tokens = key.dim(0);
   if (indexer.kpool) {
@@ -173,6 +187,7 @@ void append_index_keys(const IndexerGeometry& indexer, const MutableCacheView& c
   if (tokens == 0) {
     return;
   }
+  const device::cuda::CurrentDevice current(device::cuda::served_ordinal(device));
   AppendParams params{
       .cache = Pages<std::byte>(cache),
       .requests = DeviceRequests(requests),
@@ -198,10 +213,4 @@ void append_index_keys(const IndexerGeometry& indexer, const MutableCacheView& c
   }
 }
 
-void load_append_index_keys() {
-  cudaFuncAttributes attributes{};
-  device::cuda::check(cudaFuncGetAttributes(&attributes, write_rows_kernel), "index key rows");
-  device::cuda::check(cudaFuncGetAttributes(&attributes, pool_kernel), "index key pools");
-}
-
-}  // namespace headrace::selection::cuda
+}  // namespace headrace

@@ -24,7 +24,10 @@
 #include <string>
 
 #include "device/cuda/check.cuh"
+#include "device/cuda/current.h"
+#include "device/cuda/device.h"
 #include "device/cuda/launch.cuh"
+#include "headrace/cuda_indexer.h"
 #include "headrace/error.h"
 #include "selection/candidates.h"
 #include "selection/cuda/score.cuh"
@@ -33,6 +36,7 @@
 #include "selection/cuda/topk.cuh"
 #include "selection/index_cache.h"
 #include "selection/lightning.h"
+#include "selection/token_range.h"
 
 namespace headrace::selection::cuda {
 namespace {
@@ -203,32 +207,45 @@ std::vector<std::string> unmet_requirements(const IndexerGeometry& indexer) {
   return unmet;
 }
 
-std::int64_t select_workspace_minimum(const IndexerGeometry& indexer, std::int64_t longest_seq_len) {
-  return select_workspace_useful(indexer, 1, longest_seq_len);
+void load_select() {
+  cudaFuncAttributes attributes{};
+  device::cuda::check(cudaFuncGetAttributes(&attributes, score_kernel), "index scores");
+  device::cuda::check(cudaFuncGetAttributes(&attributes, select_kernel), "index selection");
 }
 
-std::int64_t select_workspace_useful(const IndexerGeometry& indexer, std::int64_t tokens,
-                                     std::int64_t longest_seq_len) {
+}  // namespace headrace::selection::cuda
+
+namespace headrace {
+
+SelectWorkspace cuda_select_workspace(const IndexerGeometry& indexer, std::int64_t tokens,
+                                      std::int64_t longest_seq_len) {
+  using namespace selection::cuda;
   indexer.validate();
   const ScoreRows rows(indexer, longest_seq_len);
-  return rows.candidates <= Candidates::of(indexer).budget ? 0 : useful_rows(tokens, rows) * rows.bytes();
+  if (rows.candidates <= selection::Candidates::of(indexer).budget) {
+    return {};
+  }
+  return {rows.bytes(), useful_rows(tokens, rows) * rows.bytes()};
 }
 
 void select(const IndexerGeometry& indexer, const CacheView& cache, const IndexQueries& queries,
             const Requests& requests, View<const std::int64_t> scoring_begin, std::int64_t longest_seq_len,
-            View<std::int32_t> index, View<std::int32_t> count, std::span<std::byte> workspace, Stream stream) {
+            View<std::int32_t> index, View<std::int32_t> count, std::span<std::byte> workspace,
+            const CudaDevice& device, Stream stream, TokenRange rows) {
+  using namespace selection::cuda;
   validate(indexer, cache, queries, requests, longest_seq_len);
   const std::int64_t tokens = queries.query.dim(0);
+  const TokenRange range = selection::within_step(rows, tokens);
   if (!scoring_begin.empty()) {
     scoring_begin.expect("scoring_begin", {requests.seq_len.dim(0)});
   }
-  index.expect("selection index", {tokens, indexer.rule().width()});
+  selection::expect_columns(index, tokens, indexer.rule().width());
   count.expect("selection count", {tokens});
-  if (tokens == 0) {
+  if (range.begin == range.end) {
     return;
   }
   const auto workspace_bytes = static_cast<std::int64_t>(workspace.size());
-  const std::int64_t least = cuda::select_workspace_minimum(indexer, longest_seq_len);
+  const std::int64_t least = cuda_select_workspace(indexer, 1, longest_seq_len).least;
   if (workspace_bytes < least) {
     throw Error("workspace", "at least " + std::to_string(least) + " bytes", std::to_string(workspace_bytes));
   }
@@ -236,7 +253,8 @@ void select(const IndexerGeometry& indexer, const CacheView& cache, const IndexQ
       static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(workspace.data()) % sizeof(float4));
   expect(misaligned == 0, "workspace", "an address divisible by 16", misaligned);
 
-  const Candidates candidates = Candidates::of(indexer);
+  const device::cuda::CurrentDevice current(device::cuda::served_ordinal(device));
+  const selection::Candidates candidates = selection::Candidates::of(indexer);
   SelectParams params{
       .scoring = make_params(indexer, cache, queries, requests, longest_seq_len),
       .budget = candidates.budget,
@@ -255,48 +273,48 @@ void select(const IndexerGeometry& indexer, const CacheView& cache, const IndexQ
     scoring.scoring_begin_stride = scoring_begin.stride(0);
   }
   if (least == 0) {
-    scoring.end_token = tokens;
+    scoring.first_token = range.begin;
+    scoring.end_token = range.end;
     launch_select(params, stream);
     return;
   }
-  const ScoreRows rows(indexer, longest_seq_len);
+  const ScoreRows score_rows(indexer, longest_seq_len);
   scoring.scores = reinterpret_cast<float*>(workspace.data());
-  scoring.pitch = rows.pitch;
-  std::int64_t at_once = std::min(useful_rows(tokens, rows), workspace_bytes / rows.bytes());
+  scoring.pitch = score_rows.pitch;
+  std::int64_t at_once =
+      std::min(useful_rows(range.end - range.begin, score_rows), workspace_bytes / score_rows.bytes());
   at_once -= at_once > kTokens ? at_once % kTokens : 0;
-  for (std::int64_t token = 0; token < tokens; token += at_once) {
+  for (std::int64_t token = range.begin; token < range.end; token += at_once) {
     scoring.first_token = token;
-    scoring.end_token = std::min(tokens, token + at_once);
-    launch_scores(scoring, rows.candidates, stream);
+    scoring.end_token = std::min(range.end, token + at_once);
+    launch_scores(scoring, score_rows.candidates, stream);
     launch_select(params, stream);
   }
 }
 
 void score_rows(const IndexerGeometry& indexer, const CacheView& cache, const IndexQueries& queries,
-                const Requests& requests, std::int64_t longest_seq_len, View<float> scores, Stream stream) {
+                const Requests& requests, std::int64_t longest_seq_len, View<float> scores, const CudaDevice& device,
+                Stream stream, TokenRange rows) {
+  using namespace selection::cuda;
   validate(indexer, cache, queries, requests, longest_seq_len);
   const std::int64_t tokens = queries.query.dim(0);
-  const ScoreRows rows(indexer, longest_seq_len);
+  const TokenRange range = selection::within_step(rows, tokens);
+  const ScoreRows score_rows(indexer, longest_seq_len);
   scores.expect("scores", {tokens, -1});
-  expect(scores.dim(1) >= rows.candidates, "scores", "as many columns as a row sees candidates", scores.dim(1));
+  expect(scores.dim(1) >= score_rows.candidates, "scores", "as many columns as a row sees candidates", scores.dim(1));
   expect(scores.stride(1) == 1, "scores", "contiguous rows", scores.stride(1));
-  if (rows.candidates == 0) {
+  if (score_rows.candidates == 0 || range.begin == range.end) {
     return;
   }
+  const device::cuda::CurrentDevice current(device::cuda::served_ordinal(device));
   ScoreParams params = make_params(indexer, cache, queries, requests, longest_seq_len);
   params.pitch = scores.stride(0);
-  for (std::int64_t token = 0; token < tokens; token += kMostRows) {
+  for (std::int64_t token = range.begin; token < range.end; token += kMostRows) {
     params.first_token = token;
-    params.end_token = std::min(tokens, token + kMostRows);
+    params.end_token = std::min(range.end, token + kMostRows);
     params.scores = scores.at(token);
-    launch_scores(params, rows.candidates, stream);
+    launch_scores(params, score_rows.candidates, stream);
   }
 }
 
-void load_select() {
-  cudaFuncAttributes attributes{};
-  device::cuda::check(cudaFuncGetAttributes(&attributes, score_kernel), "index scores");
-  device::cuda::check(cudaFuncGetAttributes(&attributes, select_kernel), "index selection");
-}
-
-}  // namespace headrace::selection::cuda
+}  // namespace headrace

@@ -61,7 +61,7 @@ struct Paged {
   DeviceArray<std::int32_t> seq_len;
 };
 
-void bench_cache(const Bench& bench, CacheFormat format, std::int64_t keys) {
+void bench_cache(const Bench& bench, const CudaDevice& gpu, CacheFormat format, std::int64_t keys) {
   test::Random random(1);
   const Geometry& g = kGlm;
   const Paged paged(format, g, keys, random);
@@ -81,8 +81,8 @@ void bench_cache(const Bench& bench, CacheFormat format, std::int64_t keys) {
   std::iota(slots.begin(), slots.end(), 0);
   const DeviceArray<std::int64_t> device_slots(slots);
   bench.time(fmt::format("append {} keys, {}", keys, name_of(format)), bytes, 0.0, [&](Stream stream) {
-    cache::cuda::append(g, format, paged.cache(), latents, rope_keys,
-                        View<const std::int64_t>(device_slots.data(), {keys}), stream);
+    append(g, format, paged.cache(), latents, rope_keys, View<const std::int64_t>(device_slots.data(), {keys}), gpu,
+           stream);
   });
 }
 
@@ -210,9 +210,10 @@ bool run(const std::string& only) {
   if (only == "topk") {
     return true;
   }
+  const CudaDevice device(0);
   for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
     for (const std::int64_t keys : {16384, 131072}) {
-      bench_cache(bench, format, keys);
+      bench_cache(bench, device, format, keys);
     }
   }
   for (const Order order : {Order::sorted, Order::shuffled}) {
