@@ -195,14 +195,22 @@ typedef struct HrAttendCall {
   int32_t reserved;       /* 0 */
 } HrAttendCall;
 
+/* Where the structures below have a `device`, null is the processor. Else everything that their views, caches and
+ * workspaces point to is in that GPU's memory; the call queues work on `stream`, a cudaStream_t of it (null: the
+ * default stream), and returns: it allocates nothing, waits for nothing, and can be captured in a CUDA graph. Slots,
+ * lengths and pages are then read when the work runs, and what they hold is not checked but ignored where it is out of
+ * range. */
+
 /* New tokens for a cache. */
 typedef struct HrAppendCall {
   size_t size;
-  HrCache cache;       /* written */
-  HrView latent;       /* [T, R] float32 or bfloat16, normalised */
-  HrView rope_key;     /* [T, rope] of the same dtype, rope applied; none where the rope dim is 0 */
-  HrView slot_mapping; /* [T] int64: the slot of each token; -1 skips it. No two tokens name one slot */
-  int64_t threads;     /* of the processor, at most 1024; 0: all */
+  HrCache cache;          /* written */
+  HrView latent;          /* [T, R] float32 or bfloat16, normalised */
+  HrView rope_key;        /* [T, rope] of the same dtype, rope applied; none where the rope dim is 0 */
+  HrView slot_mapping;    /* [T] int64: the slot of each token; -1 skips it. No two tokens name one slot */
+  const HrDevice* device; /* null: the processor */
+  void* stream;           /* of the GPU */
+  int64_t threads;        /* of the processor, at most 1024; 0: all */
 } HrAppendCall;
 
 /* The dimensions of an indexer: lightning, or k-pool. */
@@ -220,13 +228,15 @@ typedef struct HrIndexer {
  * behind it. */
 typedef struct HrAppendIndexKeysCall {
   size_t size;
-  HrCache cache;       /* written */
-  HrView key;          /* [T, D] compute dtype, LayerNorm and rope applied */
-  HrView gate;         /* [T, D] compute dtype, for k-pool only */
-  HrView offset_bias;  /* [pool, D] float32, for k-pool only: the learned bias of each offset in the pool */
-  HrRequests requests; /* with the pages of this cache */
-  HrView slot_mapping; /* [T] int64: the slot of each token; -1 skips it. No two tokens name one slot */
-  int64_t threads;     /* of the processor, at most 1024; 0: all */
+  HrCache cache;          /* written */
+  HrView key;             /* [T, D] compute dtype, LayerNorm and rope applied */
+  HrView gate;            /* [T, D] compute dtype, for k-pool only */
+  HrView offset_bias;     /* [pool, D] float32, for k-pool only: the learned bias of each offset in the pool */
+  HrRequests requests;    /* with the pages of this cache */
+  HrView slot_mapping;    /* [T] int64: the slot of each token; -1 skips it. No two tokens name one slot */
+  const HrDevice* device; /* null: the processor */
+  void* stream;           /* of the GPU */
+  int64_t threads;        /* of the processor, at most 1024; 0: all */
 } HrAppendIndexKeysCall;
 
 /* The score of key j for query t is the sum over heads h of head_weight[t, h] * max(0, query[t, h] . key[j]). */
@@ -237,14 +247,21 @@ typedef struct HrSelectCall {
   HrView head_weight;   /* [T, heads] float32, the constant factors 1/sqrt(D) and 1/sqrt(heads) included */
   HrRequests requests;  /* with the pages of this cache */
   HrView scoring_begin; /* [B] int64, HrRequestPlan.scoring_begin: rows at positions below it get count 0; none: every
-                         * row is scored */
-  HrView index;         /* written: [T, width] int32: ascending positions, then -1 */
+                         * row is made */
+  HrView index;         /* written: [T, at least hr_select_width] int32: ascending positions, then -1 */
   HrView count;         /* written: [T] int32 */
-  int64_t workspace_bytes; /* that the processor may take for scores: at least hr_select_workspace_minimum */
-  int64_t threads;         /* of the processor, at most 1024; 0: all */
+  HrMemory workspace;   /* of a GPU: for scores, at a multiple of 16 bytes (hr_cuda_select_workspace). For the processor
+                         * `bytes` is what it may take (hr_select_workspace_minimum), and `data` is not read */
+  int64_t longest_seq_len; /* of a GPU: a bound on the requests' seq_len. Not read for the processor */
+  int64_t rows_begin;      /* with some_rows: only tokens [rows_begin, rows_end) are made, the others not written */
+  int64_t rows_end;
+  int64_t some_rows;      /* 0: all tokens */
+  const HrDevice* device; /* null: the processor */
+  void* stream;           /* of the GPU */
+  int64_t threads;        /* of the processor, at most 1024; 0: all */
 } HrSelectCall;
 
-/* The scores of one query token. */
+/* The scores of one query token, in memory of the processor. */
 typedef struct HrScoreRowCall {
   size_t size;
   HrCache cache;       /* the indexer's; read */
@@ -256,6 +273,22 @@ typedef struct HrScoreRowCall {
   HrView scores;       /* written: [at least as many as the row sees] float32 */
 } HrScoreRowCall;
 
+/* The scores of a step. */
+typedef struct HrScoreRowsCall {
+  size_t size;
+  HrCache cache;       /* the indexer's; read */
+  HrView query;        /* as in HrSelectCall */
+  HrView head_weight;  /* as in HrSelectCall */
+  HrRequests requests; /* with the pages of this cache */
+  HrView scores;       /* written: [T, at least as many as a row sees, on a GPU as longest_seq_len keys hold] float32 */
+  int64_t longest_seq_len; /* as in HrSelectCall */
+  int64_t rows_begin;      /* as in HrSelectCall */
+  int64_t rows_end;
+  int64_t some_rows;
+  const HrDevice* device; /* null: the processor */
+  void* stream;           /* of the GPU */
+} HrScoreRowsCall;
+
 /* ---- The library ---- */
 
 /* "MAJOR.MINOR.PATCH" of the library that runs; lives as long as it. */
@@ -266,7 +299,8 @@ HR_API const char* hr_version(void);
 /* HR_MISUSE, ... */
 HR_API int32_t hr_error_kind(const HrError* error);
 /* What was wrong, what was expected and what came, and all three as a sentence. They live as long as the error. A field
- * is named as it is here, with the structure before it where the name alone would not tell: "limits.threads". */
+ * is named as it is here, with a word before it where the name alone would not tell: "limits.threads",
+ * "selection.index". */
 HR_API const char* hr_error_argument(const HrError* error);
 HR_API const char* hr_error_expected(const HrError* error);
 HR_API const char* hr_error_actual(const HrError* error);
@@ -345,25 +379,33 @@ HR_API HrError* hr_attend(const HrPlan* plan, const HrAttendCall* call);
 
 /* The least bytes of a row of a cache. */
 HR_API HrError* hr_cache_row_bytes(const HrAttention* attention, int64_t* bytes);
-/* Writes new tokens' latents and rope keys to a cache of the processor, in its format. Nothing is written where a slot
- * is outside [-1, num_pages * page_size). */
+/* Writes new tokens' latents and rope keys to a cache, in its format. On the processor nothing is written where a slot
+ * is outside [-1, num_pages * page_size); on a GPU such a token is skipped. */
 HR_API HrError* hr_append(const HrAttention* attention, const HrAppendCall* call);
 
 /* The bytes of a row of an indexer's cache, and the columns of its selections. */
 HR_API HrError* hr_index_row_bytes(const HrIndexer* indexer, int64_t* bytes);
 HR_API HrError* hr_select_width(const HrIndexer* indexer, int64_t* columns);
-/* Writes new tokens' keys, and for k-pool gates and pooled keys, to an indexer's cache of the processor. It is never
- * left out, also where scoring is. Nothing is written where a slot or a page is outside the cache. */
+/* Writes new tokens' keys, and for k-pool gates and pooled keys, to an indexer's cache. It is never left out, also
+ * where scoring is. On the processor nothing is written where a slot or a page is outside the cache; on a GPU such a
+ * token is skipped. */
 HR_API HrError* hr_append_index_keys(const HrIndexer* indexer, const HrAppendIndexKeysCall* call);
-/* Scores and selects on the processor. The result does not depend on the workspace, the threads or how a prompt was cut
- * into chunks. Equal scores: the lower position wins. NaN ranks below all others. */
-HR_API HrError* hr_select(const HrIndexer* indexer, const HrSelectCall* call);
-/* The least workspace with which hr_select serves requests of up to so many keys. */
+/* The least workspace with which the processor selects for requests of up to so many keys. */
 HR_API HrError* hr_select_workspace_minimum(const HrIndexer* indexer, int64_t longest_seq_len, int64_t* bytes);
-/* The scores of one query token, bit for bit those that hr_select ranks: of every key that the row sees, for k-pool of
- * every complete pool.
- * count: how many there are */
+/* For a GPU, for steps of up to so many query tokens whose requests have up to so many keys.
+ * least: bytes of workspace that hr_select needs
+ * useful: bytes above which more brings nothing */
+HR_API HrError* hr_cuda_select_workspace(const HrIndexer* indexer, int64_t tokens, int64_t longest_seq_len,
+                                         int64_t* least, int64_t* useful);
+/* Scores and selects. A row's result depends on its own query and keys alone: not on the workspace, the threads, the
+ * range of rows, or how a prompt was cut into chunks. Equal scores: the lower position wins. NaN ranks below all
+ * others. */
+HR_API HrError* hr_select(const HrIndexer* indexer, const HrSelectCall* call);
+/* The scores of one query token, those that hr_select ranks: of every key that the row sees, for k-pool of every
+ * complete pool. count: how many there are */
 HR_API HrError* hr_score_row(const HrIndexer* indexer, const HrScoreRowCall* call, int64_t* count);
+/* The same of a step: row t holds those of token t, and the rest of it is not written. */
+HR_API HrError* hr_score_rows(const HrIndexer* indexer, const HrScoreRowsCall* call);
 
 #ifdef __cplusplus
 }

@@ -5,17 +5,27 @@
 
 #include "capi/attention.h"
 #include "capi/errors.h"
+#include "capi/handles.h"
 #include "capi/structs.h"
 #include "capi/views.h"
 #include "headrace/c_api.h"
+#include "headrace/cuda.h"
 
 namespace headrace::capi {
 namespace {
 
 void append_to(const Attention& attention, const HrAppendCall& call) {
-  append(attention.geometry, attention.format, cache_of(call.cache, attention.format),
-         required_view("latent", call.latent), optional_view("rope_key", call.rope_key),
-         required_view<std::int64_t>("slot_mapping", call.slot_mapping), threads_of("call.threads", call.threads));
+  const MutableCacheView cache = cache_of(call.cache, attention.format);
+  const ConstAnyView latent = required_view("latent", call.latent);
+  const ConstAnyView rope_key = optional_view("rope_key", call.rope_key);
+  const auto slots = required_view<std::int64_t>("slot_mapping", call.slot_mapping);
+  const int threads = threads_of("call.threads", call.threads);
+  if (call.device != nullptr) {
+    append(attention.geometry, attention.format, cache, latent, rope_key, slots, *call.device->cuda,
+           stream_of(call.stream));
+  } else {
+    append(attention.geometry, attention.format, cache, latent, rope_key, slots, threads);
+  }
 }
 
 }  // namespace

@@ -53,11 +53,13 @@ constexpr std::array kPathNumbers = {
 
 template <class Table>
 auto find(const std::string& argument, const Table& table, std::int32_t number) {
-  std::string names;
   for (const auto& entry : table) {
     if (entry.number == number) {
       return entry.value;
     }
+  }
+  std::string names;
+  for (const auto& entry : table) {
     names += fmt::format("{}{} ({})", names.empty() ? "" : ", ", entry.name, entry.number);
   }
   throw Error(argument, "one of " + names, std::to_string(number));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -26,15 +27,17 @@ inline constexpr std::size_t kFirstBytes<HrHints> = 16;
 template <>
 inline constexpr std::size_t kFirstBytes<HrAttendCall> = 896;
 template <>
-inline constexpr std::size_t kFirstBytes<HrAppendCall> = 312;
+inline constexpr std::size_t kFirstBytes<HrAppendCall> = 328;
 template <>
 inline constexpr std::size_t kFirstBytes<HrIndexer> = 48;
 template <>
-inline constexpr std::size_t kFirstBytes<HrAppendIndexKeysCall> = 632;
+inline constexpr std::size_t kFirstBytes<HrAppendIndexKeysCall> = 648;
 template <>
-inline constexpr std::size_t kFirstBytes<HrSelectCall> = 720;
+inline constexpr std::size_t kFirstBytes<HrSelectCall> = 776;
 template <>
 inline constexpr std::size_t kFirstBytes<HrScoreRowCall> = 560;
+template <>
+inline constexpr std::size_t kFirstBytes<HrScoreRowsCall> = 592;
 
 /// Longer structures than this are taken for ones whose size was never set.
 inline constexpr std::size_t kMostStructBytes = 65536;
@@ -83,7 +86,7 @@ inline void expect_reserved(const std::string& name, int value) {
 }
 
 /// @throws Error unless a field is 0 or 1
-[[nodiscard]] inline bool flag(const std::string& name, int value) {
+[[nodiscard]] inline bool flag(const std::string& name, std::int64_t value) {
   if (value != 0 && value != 1) {
     throw Error(name, "0 or 1", std::to_string(value));
   }

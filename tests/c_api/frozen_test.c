@@ -333,6 +333,8 @@ static void run_a_step(void) {
   HrAppendCall append = {.size = sizeof append};
   HrAppendIndexKeysCall append_keys = {.size = sizeof append_keys};
   HrSelectCall select = {.size = sizeof select};
+  float all_scores[TOKENS][20];
+  HrScoreRowsCall score_rows = {.size = sizeof score_rows};
   HrScoreRowCall score_row = {.size = sizeof score_row};
   HrAttendCall attend = {.size = sizeof attend};
   void* cache;
@@ -394,7 +396,15 @@ static void run_a_step(void) {
   select.index = view(selected, HR_INT32, 2, TOKENS, TOPK, 0);
   select.count = view(count, HR_INT32, 1, TOKENS, 0, 0);
   select.threads = 1;
-  WELL(hr_select_workspace_minimum(&indexer, 20, &select.workspace_bytes));
+  WELL(hr_select_workspace_minimum(&indexer, 20, &select.workspace.bytes));
+  /* In two parts, as two ranks would. */
+  memset(count, -1, sizeof count);
+  select.some_rows = 1;
+  select.rows_end = 7;
+  WELL(hr_select(&indexer, &select));
+  CHECK(count[6] == TOPK && count[7] == -1);
+  select.rows_begin = 7;
+  select.rows_end = TOKENS;
   WELL(hr_select(&indexer, &select));
   check_selection();
 
@@ -410,6 +420,22 @@ static void run_a_step(void) {
   for (i = 0; i < scored; ++i) {
     CHECK(fabs((double)scores[i] - score_of(7, i)) < 1e-4);
   }
+
+  for (i = 0; i < TOKENS * 20; ++i) {
+    (&all_scores[0][0])[i] = -7.0f;
+  }
+  score_rows.cache = select.cache;
+  score_rows.query = select.query;
+  score_rows.head_weight = select.head_weight;
+  score_rows.requests = select.requests;
+  score_rows.scores = view(all_scores, HR_FLOAT32, 2, TOKENS, 20, 0);
+  score_rows.some_rows = 1;
+  score_rows.rows_begin = 3;
+  score_rows.rows_end = TOKENS;
+  WELL(hr_score_rows(&indexer, &score_rows));
+  CHECK(memcmp(all_scores[7], scores, (size_t)scored * sizeof scores[0]) == 0);
+  CHECK(all_scores[2][0] == -7.0f);
+  CHECK(fabs((double)all_scores[3][2] - score_of(3, 2)) < 1e-4 && all_scores[3][4] == -7.0f);
 
   attend.q = view(q, HR_FLOAT32, 3, TOKENS, HEADS, QK);
   attend.kv_b_proj = view(kv_b_proj, HR_FLOAT32, 2, HEADS * (NOPE + VALUE), RANK, 0);
@@ -492,6 +518,7 @@ static void check_kinds(void) {
   HrAttention attention = small_attention();
   HrBatch batch = small_batch();
   HrHints hints = {.size = sizeof hints};
+  HrIndexer indexer = {.size = sizeof indexer};
   HrPlan* plan = NULL;
   HrDevice* device = NULL;
   int64_t bytes = 0;
@@ -515,6 +542,15 @@ static void check_kinds(void) {
   attention.reserved = 0;
   CHECK(is_error(hr_plan_create(&attention, &batch, &limits, NULL, &plan), HR_MISUSE, "batch.exact"));
   CHECK(plan == NULL && device == NULL);
+  if (hr_device_count() == 0) {
+    int64_t least = 0;
+    int64_t useful = 0;
+    indexer.num_heads = 2;
+    indexer.head_dim = 16;
+    indexer.topk = 8;
+    indexer.compute = HR_BFLOAT16;
+    CHECK(is_error(hr_cuda_select_workspace(&indexer, 1, 1, &least, &useful), HR_UNSUPPORTED, "device"));
+  }
   hr_plan_free(NULL);
   hr_device_free(NULL);
   hr_error_free(NULL);
