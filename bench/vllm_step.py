@@ -64,7 +64,7 @@ SPANS = {
     "headrace: upload of tables": ["headrace:Plan.upload"],
     "headrace.attend: Python": ["headrace:attend"],
     "headrace.attend: tensors by DLPack": ["headrace._tensors:Borrowed.fill"],
-    "headrace.attend: library": ["headrace._library:library.hr_attend"],
+    "headrace.attend: library": ["headrace._library:library.hr_dl_attend"],
 }
 OUTERMOST = "whole step"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "c_api.h"
+#include "dl_api.h"
 
 /* What bench/peers.py needs beyond attend: the selections it is measured on; the flash-attention kernel alone, which
  * peers without a latent cache are compared with; and top-k MQA between absorbed queries and attended latents, for

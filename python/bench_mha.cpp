@@ -11,9 +11,11 @@
 #include "attention/mha/sm90.h"
 #include "attention/paths/mha_passes.h"
 #include "bench_api.h"
+#include "capi/attention.h"
+#include "capi/errors.h"
+#include "capi/handles.h"
 #include "device/cuda/device.h"
 #include "device/cuda/memory.h"
-#include "handles.h"
 #include "tensor.h"
 
 using headrace::device::cuda::DeviceArray;
@@ -158,13 +160,15 @@ void run_mha(const HrMha& mha, const HrMhaCall& call) {
 HrError* hr_mha_create(const HrAttention* attention, const HrBatch* batch, const HrDevice* device, int32_t masked,
                        HrMha** mha) {
   namespace py = headrace::python;
-  return py::guarded([&] {
-    *mha = py::make_mha(py::attention_of(*attention), py::batch_of(*batch), device->cuda, masked != 0).release();
+  return headrace::capi::guarded([&] {
+    *mha = py::make_mha(headrace::capi::attention_of(attention), headrace::capi::batch_of(batch), device->cuda,
+                        masked != 0)
+               .release();
   });
 }
 
 HrError* hr_mha_run(const HrMha* mha, const HrMhaCall* call) {
-  return headrace::python::guarded([&] { headrace::python::run_mha(*mha, *call); });
+  return headrace::capi::guarded([&] { headrace::python::run_mha(*mha, *call); });
 }
 
 void hr_mha_free(HrMha* mha) { delete mha; }

@@ -10,9 +10,11 @@
 #include "attention/mqa/union_list.h"
 #include "attention/paths/mqa_blocking.h"
 #include "bench_api.h"
+#include "capi/attention.h"
+#include "capi/errors.h"
+#include "capi/handles.h"
 #include "device/cuda/device.h"
 #include "device/cuda/memory.h"
-#include "handles.h"
 #include "tensor.h"
 
 using headrace::device::cuda::DeviceArray;
@@ -166,12 +168,14 @@ void run_mqa(const HrMqa& mqa, const HrMqaCall& call) {
 
 HrError* hr_mqa_create(const HrAttention* attention, const HrBatch* batch, const HrDevice* device, HrMqa** mqa) {
   namespace py = headrace::python;
-  return py::guarded(
-      [&] { *mqa = py::make_mqa(py::attention_of(*attention), py::batch_of(*batch), device->cuda).release(); });
+  return headrace::capi::guarded([&] {
+    *mqa =
+        py::make_mqa(headrace::capi::attention_of(attention), headrace::capi::batch_of(batch), device->cuda).release();
+  });
 }
 
 HrError* hr_mqa_run(const HrMqa* mqa, const HrMqaCall* call) {
-  return headrace::python::guarded([&] { headrace::python::run_mqa(*mqa, *call); });
+  return headrace::capi::guarded([&] { headrace::python::run_mqa(*mqa, *call); });
 }
 
 void hr_mqa_free(HrMqa* mqa) { delete mqa; }

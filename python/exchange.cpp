@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "c_api.h"
+#include "dl_api.h"
 #include "dlpack.h"
 
 namespace {
@@ -15,12 +15,12 @@ const HrDlExchange* known(const void* exchange) noexcept {
 
 }  // namespace
 
-int32_t hr_knows_exchange(const void* exchange) {
+int32_t hr_dl_knows_exchange(const void* exchange) {
   const HrDlExchange* const found = known(exchange);
   return found != nullptr && found->tensor_from_object != nullptr && found->work_stream != nullptr ? 1 : 0;
 }
 
-int32_t hr_lend(const void* exchange, void* const* objects, int32_t count, HrDlTensor* lent, HrTensor* tensors) {
+int32_t hr_dl_lend(const void* exchange, void* const* objects, int32_t count, HrDlTensor* lent, HrTensor* tensors) {
   const HrDlExchange& found = *known(exchange);
   for (int32_t i = 0; i < count; ++i) {
     if (objects[i] == nullptr) {
@@ -35,7 +35,7 @@ int32_t hr_lend(const void* exchange, void* const* objects, int32_t count, HrDlT
   return -1;
 }
 
-int32_t hr_work_stream(const void* exchange, int32_t ordinal, int64_t* stream) {
+int32_t hr_dl_work_stream(const void* exchange, int32_t ordinal, int64_t* stream) {
   void* handle = nullptr;
   const int32_t status = known(exchange)->work_stream(HR_DL_CUDA, ordinal, &handle);
   *stream = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "c_api.h"
+#include "dl_api.h"
 #include "headrace/view.h"
 
 /// Tensors of a DLPack capsule as the library's views.

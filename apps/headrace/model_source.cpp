@@ -156,7 +156,7 @@ Plan plan_step(const Attention& attention, const Batch& batch, const Options& op
       throw forced_path_error(attention, batch, limits, hints, error);
     }
     if (error.argument() == "limits.workspace_bytes") {
-      throw Error("--workspace-limit", error.expected(), error.actual());
+      error.throw_for("--workspace-limit");
     }
     throw;
   }

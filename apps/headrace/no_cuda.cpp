@@ -8,7 +8,9 @@
 namespace headrace::app {
 namespace {
 
-[[noreturn]] void refuse() { throw Error("device", "a library built with CUDA (HEADRACE_CUDA)", "one without"); }
+[[noreturn]] void refuse() {
+  throw UnsupportedError("device", "a library built with CUDA (HEADRACE_CUDA)", "one without");
+}
 
 }  // namespace
 

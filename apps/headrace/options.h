@@ -81,7 +81,7 @@ auto named(const char* argument, const Work& work) {
   try {
     return work();
   } catch (const Error& error) {
-    throw Error(argument, error.expected(), error.actual());
+    error.throw_for(argument);
   }
 }
 

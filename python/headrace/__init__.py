@@ -14,15 +14,18 @@ Tensors are those of any library that speaks DLPack. What the arguments mean is 
 docs/contract.md of the library.
 """
 
-from ._library import Error, version
+from ._library import DeviceError, Error, OutOfMemoryError, UnsupportedError, version
 from ._plan import Attention, Device, Plan, Request, attend, device_count, plan, table_bound, workspace_bound
 
 __all__ = [
     "Attention",
     "Device",
+    "DeviceError",
     "Error",
+    "OutOfMemoryError",
     "Plan",
     "Request",
+    "UnsupportedError",
     "attend",
     "device_count",
     "plan",

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library, its functions and structures: python/c_api.h, told to ctypes."""
+"""The shared library, its functions and structures: headrace/c_api.h and python/dl_api.h, told to ctypes."""
 
 import ctypes
 import os
 import pathlib
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 
-ABI = 5
+ABI = 1
 
 
 class Error(Exception):
@@ -19,6 +19,22 @@ class Error(Exception):
         self.actual = actual
 
 
+class UnsupportedError(Error):
+    """Well formed, but not with this library, device or path: another one of these may serve."""
+
+
+class OutOfMemoryError(Error):
+    """Memory of the host or of a GPU: less at once, or later, may work."""
+
+
+class DeviceError(Error):
+    """CUDA or a library of it reported a failure; it may be of work that was queued before."""
+
+
+# By the numbers of HR_UNSUPPORTED and so on; any other is an Error itself.
+_KINDS = {2: UnsupportedError, 3: OutOfMemoryError, 4: DeviceError}
+
+
 class HrTensor(ctypes.Structure):
     _fields_ = [("pointer", c_void_p), ("form", c_int32)]
 
@@ -29,59 +45,78 @@ class HrDlTensor(ctypes.Structure):
     _fields_ = [("words", c_int64 * 6)]
 
 
-class HrAttention(ctypes.Structure):
+class Sized(ctypes.Structure):
+    """A structure that begins with its size."""
+
+    def __init__(self, *fields, **named):
+        super().__init__(ctypes.sizeof(self), *fields, **named)
+
+
+class HrAttention(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("num_heads", c_int64),
         ("kv_lora_rank", c_int64),
         ("qk_nope_head_dim", c_int64),
         ("qk_rope_head_dim", c_int64),
         ("v_head_dim", c_int64),
         ("scale", c_double),
-        ("rule", c_char_p),
-        ("compute", c_char_p),
-        ("cache_format", c_char_p),
-        ("space", c_char_p),
+        ("topk", c_int64),
+        ("pool", c_int64),
+        ("tail", c_int32),
+        ("rule", c_int32),
+        ("compute", c_int32),
+        ("format", c_int32),
+        ("space", c_int32),
+        ("reserved", c_int32),
     ]
 
 
-class HrBatch(ctypes.Structure):
+class HrBatch(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("requests", c_int64),
         ("query_len", POINTER(c_int32)),
-        ("seq_len", POINTER(c_int32)),
+        ("seq_len_bound", POINTER(c_int32)),
         ("exact", c_int32),
+        ("reserved", c_int32),
     ]
 
 
-class HrLimits(ctypes.Structure):
+class HrLimits(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("device", c_void_p),
-        ("threads", c_int32),
         ("workspace_bytes", c_int64),
         ("max_tokens", c_int64),
         ("max_seq_len", c_int64),
         ("max_requests", c_int64),
+        ("threads", c_int64),
     ]
+
+
+class HrHints(Sized):
+    _fields_ = [("size", c_size_t), ("force", c_int32), ("reserved", c_int32)]
 
 
 class HrRequestPlan(ctypes.Structure):
     _fields_ = [
         ("query_len", c_int64),
         ("context_len", c_int64),
-        ("path", c_char_p),
-        ("predicted_ms", c_double),
-        ("skip_scoring", c_int32),
         ("scoring_begin", c_int64),
+        ("predicted_ms", c_double),
+        ("path", c_int32),
+        ("skip_scoring", c_int32),
     ]
 
 
 class HrTables(ctypes.Structure):
-    """The tensor of hr_plan_upload, as `Borrowed.fill` fills it."""
+    """The tensor of hr_dl_upload, as `Borrowed.fill` fills it."""
 
     _fields_ = [("tables", HrTensor)]
 
 
-class HrCall(ctypes.Structure):
+class HrDlCall(ctypes.Structure):
     _fields_ = [
         ("q", HrTensor),
         ("kv_b_proj", HrTensor),
@@ -120,7 +155,7 @@ _KEYWORDS = {
     "limits.max_requests": "max_requests",
     "limits.workspace_bytes": "workspace_limit",
     "limits.device": "device",
-    "limits.device.threads": "threads",
+    "limits.threads": "threads",
     "cache.scale": "cache_scale",
     "cache.row_bytes": "cache",
     "cache.row_stride": "cache",
@@ -140,13 +175,14 @@ def keyword_of(argument):
 
 # Name: (result, arguments).
 _FUNCTIONS = {
-    "hr_abi": (c_int32, []),
+    "hr_dl_abi": (c_int32, []),
     "hr_version": (c_char_p, []),
     "hr_error_argument": (c_char_p, [c_void_p]),
     "hr_error_expected": (c_char_p, [c_void_p]),
     "hr_error_actual": (c_char_p, [c_void_p]),
+    "hr_error_kind": (c_int32, [c_void_p]),
     "hr_error_free": (None, [c_void_p]),
-    "hr_knows_exchange": (c_int32, [c_void_p]),
+    "hr_dl_knows_exchange": (c_int32, [c_void_p]),
     "hr_device_count": (c_int32, []),
     "hr_device_create": (FAILURE, [c_int32, POINTER(c_void_p)]),
     "hr_device_name": (c_char_p, [c_void_p]),
@@ -157,33 +193,33 @@ _FUNCTIONS = {
     "hr_table_bound": (FAILURE, [POINTER(HrAttention), POINTER(HrLimits), POINTER(c_int64)]),
     "hr_plan_create": (
         FAILURE,
-        [POINTER(HrAttention), POINTER(HrBatch), POINTER(HrLimits), c_char_p, POINTER(c_void_p)],
+        [POINTER(HrAttention), POINTER(HrBatch), POINTER(HrLimits), POINTER(HrHints), POINTER(c_void_p)],
     ),
     "hr_plan_remake": (FAILURE, [c_void_p, POINTER(HrBatch)]),
     "hr_plan_refresh": (FAILURE, [c_void_p, POINTER(HrBatch)]),
-    "hr_plan_upload": (FAILURE, [c_void_p, POINTER(HrTensor), c_int64]),
+    "hr_dl_upload": (FAILURE, [c_void_p, POINTER(HrTensor), c_int64]),
     "hr_plan_table_bytes": (c_int64, [c_void_p]),
     "hr_plan_workspace_bytes": (c_int64, [c_void_p]),
-    "hr_plan_kept_bytes": (FAILURE, [c_void_p, c_char_p, POINTER(c_int64)]),
-    "hr_plan_requests": (c_int64, [c_void_p]),
-    "hr_plan_request": (FAILURE, [c_void_p, c_int64, POINTER(HrRequestPlan)]),
+    "hr_plan_kept_bytes": (FAILURE, [c_void_p, c_int32, POINTER(c_int64)]),
+    "hr_plan_request_count": (c_int64, [c_void_p]),
+    "hr_plan_requests": (FAILURE, [c_void_p, c_int64, c_int64, POINTER(HrRequestPlan), c_size_t]),
     "hr_plan_reason": (FAILURE, [c_void_p, c_int64, POINTER(c_char_p)]),
     "hr_plan_explain": (FAILURE, [c_void_p, POINTER(c_char_p)]),
     "hr_plan_free": (None, [c_void_p]),
-    "hr_attend": (FAILURE, [c_void_p, POINTER(HrCall)]),
+    "hr_dl_attend": (FAILURE, [c_void_p, POINTER(HrDlCall)]),
 }
 
 # Those that call back into Python's extensions, and so keep Python's lock.
 _LOCKED_FUNCTIONS = {
-    "hr_lend": (c_int32, [c_void_p, POINTER(c_void_p), c_int32, POINTER(HrDlTensor), c_void_p]),
-    "hr_work_stream": (c_int32, [c_void_p, c_int32, POINTER(c_int64)]),
+    "hr_dl_lend": (c_int32, [c_void_p, POINTER(c_void_p), c_int32, POINTER(HrDlTensor), c_void_p]),
+    "hr_dl_work_stream": (c_int32, [c_void_p, c_int32, POINTER(c_int64)]),
 }
 
 
 def _raise_on_error(error, _function, _arguments):
     if error:
         try:
-            raise Error(
+            raise _KINDS.get(library.hr_error_kind(error), Error)(
                 keyword_of(library.hr_error_argument(error).decode()),
                 library.hr_error_expected(error).decode(),
                 library.hr_error_actual(error).decode(),
@@ -214,8 +250,8 @@ def _load():
             f"{path}: expected Headrace's library, got: {reason}. Build the target headrace_python and put its "
             "folder python/ of the build on PYTHONPATH, or name the library in HEADRACE_LIBRARY."
         ) from reason
-    if loaded.hr_abi() != ABI:
-        raise ImportError(f"{path}: expected version {ABI} of the interface, got {loaded.hr_abi()}")
+    if loaded.hr_dl_abi() != ABI:
+        raise ImportError(f"{path}: expected version {ABI} of the interface, got {loaded.hr_dl_abi()}")
     return loaded, locked
 
 

@@ -8,7 +8,8 @@ import operator
 import sys
 import weakref
 
-from ._library import Error, HrAttention, HrBatch, HrCall, HrLimits, HrRequestPlan, HrTables, library
+from ._library import Error, HrAttention, HrBatch, HrDlCall, HrHints, HrLimits, HrRequestPlan, HrTables, library
+from ._names import PATH_NAMES, compute_number, format_number, path_number, rule_fields, space_number
 from ._tensors import Borrowed, exchange_of, work_stream
 
 
@@ -55,12 +56,18 @@ class Attention:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is str:
-                fields[field.name] = _expect(field.name, value, str, "a string").encode()
+                _expect(field.name, value, str, "a string")
             elif field.type is int:
                 fields[field.name] = _integer(field.name, value)
             else:
                 fields[field.name] = float(_expect(field.name, value, numbers.Real, "a number"))
-        return HrAttention(**fields)
+        return HrAttention(
+            **fields,
+            **rule_fields(self.rule),
+            compute=compute_number(self.compute),
+            format=format_number(self.cache_format),
+            space=space_number(self.space),
+        )
 
 
 def attention_of(keywords):
@@ -147,14 +154,15 @@ def to_c_batch(query_len, seq_len, exact):
 
 
 def _to_c_limits(device, threads, workspace_limit, **most):
-    limit = -1
+    limit = 0  # none
     if workspace_limit is not None:
         limit = _integer("workspace_limit", workspace_limit, bits=64)
         if limit < 0:
             raise Error("workspace_limit", "bytes >= 0, or None", str(workspace_limit))
+        limit = max(limit, 1)  # which holds no more than 0 does
     handle = None if device is None else _expect("device", device, Device, "a headrace.Device, or None").handle
     stated = {name: _integer(name, value, bits=64, least=0) for name, value in most.items()}
-    return HrLimits(handle, _integer("threads", threads), limit, **stated)
+    return HrLimits(handle, limit, threads=_integer("threads", threads), **stated)
 
 
 class Plan:
@@ -186,34 +194,34 @@ class Plan:
         borrow = Borrowed()
         lent = HrTables()
         borrow.fill(lent, {"tables": tables})
-        library.hr_plan_upload(self.handle, lent.tables, _stream_of(stream, self.device, tables))
+        library.hr_dl_upload(self.handle, lent.tables, _stream_of(stream, self.device, tables))
         self._tables = tables
 
     def kept_bytes(self, path):
         """Bytes of the workspace in which what a path makes of a selection outlasts a call, for another layer with the
         same selection (`selection_kept`); 0 where it is made again."""
         kept = ctypes.c_int64()
-        library.hr_plan_kept_bytes(self.handle, _expect("path", path, str, "a path's name").encode(), kept)
+        number = path_number("path", _expect("path", path, str, "a path's name"))
+        library.hr_plan_kept_bytes(self.handle, number, kept)
         return kept.value
 
     @property
     def requests(self):
         """A `Request` each, in order."""
-        result = []
-        for b in range(library.hr_plan_requests(self.handle)):
-            found = HrRequestPlan()
-            library.hr_plan_request(self.handle, b, found)
-            result.append(
-                Request(
-                    found.query_len,
-                    found.context_len,
-                    found.path.decode(),
-                    found.predicted_ms,
-                    bool(found.skip_scoring),
-                    found.scoring_begin,
-                )
+        count = library.hr_plan_request_count(self.handle)
+        requests = (HrRequestPlan * count)()
+        library.hr_plan_requests(self.handle, 0, count, requests, ctypes.sizeof(HrRequestPlan))
+        return [
+            Request(
+                found.query_len,
+                found.context_len,
+                PATH_NAMES[found.path],
+                found.predicted_ms,
+                bool(found.skip_scoring),
+                found.scoring_begin,
             )
-        return result
+            for found in requests
+        ]
 
     def reason(self, request):
         """Why a request takes its path, as text, which is made when it is asked for."""
@@ -263,6 +271,9 @@ def plan(
     attention           the keywords of `Attention`
     """
     handle = ctypes.c_void_p()
+    hints = None
+    if force is not None:
+        hints = HrHints(path_number("force", _expect("force", force, str, "a path's name, or None")))
     library.hr_plan_create(
         attention_of(attention).to_c(),
         to_c_batch(query_len, seq_len, exact),
@@ -274,7 +285,7 @@ def plan(
             max_seq_len=max_seq_len,
             max_requests=max_requests,
         ),
-        None if force is None else _expect("force", force, str, "a path's name, or None").encode(),
+        hints,
         handle,
     )
     made = Plan(handle.value, device)
@@ -365,7 +376,7 @@ def attend(
                  plan.kept_bytes(path) is not 0, and nothing changes elsewhere
     """
     _expect("plan", plan, Plan, "a headrace.Plan")
-    call = HrCall(
+    call = HrDlCall(
         cache_scale=float(_expect("cache_scale", cache_scale, numbers.Real, "a number")),
         stream=_stream_of(stream, plan.device, q),
         selection_kept=int(_expect("selection_kept", selection_kept, bool, "True or False")),
@@ -390,4 +401,4 @@ def attend(
             "workspace": workspace,
         },
     )
-    library.hr_attend(plan.handle, call)
+    library.hr_dl_attend(plan.handle, call)

@@ -24,13 +24,13 @@ def exchange_of(kind):
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     name = b"dlpack_exchange_api"
     address = _get_pointer(capsule, name) if _is_valid(capsule, name) else None
-    return address if address and library.hr_knows_exchange(address) else None
+    return address if address and library.hr_dl_knows_exchange(address) else None
 
 
 def work_stream(exchange, ordinal):
     """The stream in which the owner of an exchange interface works on a CUDA device, as a number."""
     stream = ctypes.c_int64()
-    locked.hr_work_stream(exchange, ordinal, stream)
+    locked.hr_dl_work_stream(exchange, ordinal, stream)
     return stream.value
 
 
@@ -62,7 +62,7 @@ class Borrowed:
         objects = (ctypes.c_void_p * count)(*[None if tensor is None else id(tensor) for tensor in tensors.values()])
         lent = (HrDlTensor * count)()
         self._lent.append((lent, tensors))
-        refused = locked.hr_lend(exchange, objects, count, lent, ctypes.addressof(call))
+        refused = locked.hr_dl_lend(exchange, objects, count, lent, ctypes.addressof(call))
         if refused >= 0:  # and the owner raised nothing itself
             raise Error(list(tensors)[refused], "a tensor that DLPack can lend", "a refusal of its library")
 

@@ -576,6 +576,9 @@ class Errors(Binding):
         for compute, cache_format in (("bf16", "bfloat16"), ("bfloat16", "bf16"), ("fp32", "fp32")):
             self.assertEqual(len(plan(compute=compute, cache_format=cache_format).requests), 1)
         self.expect("workspace_limit", "at least", "1", lambda: plan(limit=1))
+        self.expect("workspace_limit", "at least", "1", lambda: plan(limit=0))
+        self.expect("path", "topk_mqa", "sparse", lambda: plan().kept_bytes("sparse"))
+        self.expect("rule", "opaque(WIDTH)", str(2**64), lambda: plan(rule=f"lightning({2**64})"))
         self.expect("force", "can serve request 0", "dense_mha", lambda: plan(force="dense_mha", rule="opaque"))
         self.expect("seq_len", "2 lengths", "1", lambda: plan(query_len=(1, 2)))
         self.expect("query_len[0]", "[0, 2^31)", "-1", lambda: plan(query_len=(-1,)))
@@ -615,6 +618,14 @@ class Errors(Binding):
         self.expect("rule", "[1, topk = 4]", "5", lambda: plan(rule="kpool(4, 5)"))
         self.expect("rule", "at least 0", "-2", lambda: plan(rule="opaque(-2)"))
         self.expect("cache_format", "kv_lora_rank 512", "16", lambda: plan(cache_format="fp8_ds_mla"))
+
+    def test_kinds(self):
+        attention = Case(self.rng, [(1, 0)], rope=4, rule="none").attention
+        with self.assertRaises(headrace.UnsupportedError):
+            headrace.plan([2], [2], force="dense_mha", **{**attention, "rule": "opaque"})
+        with self.assertRaises(headrace.Error) as raised:
+            headrace.plan([2], [1], **attention)
+        self.assertIs(type(raised.exception), headrace.Error)
 
     @unittest.skipIf(headrace.device_count() > 0, "there is a GPU")
     def test_device(self):

@@ -29,7 +29,7 @@ Tensor::Tensor(DType dtype, std::initializer_list<std::int64_t> shape)
   const std::int64_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
   void* p = std::aligned_alloc(static_cast<std::size_t>(kAlignment), static_cast<std::size_t>(rounded));
   if (p == nullptr) {
-    throw Error("tensor", "memory for " + std::to_string(bytes) + " bytes", "none");
+    throw OutOfMemoryError("tensor", "memory for " + std::to_string(bytes) + " bytes", "none");
   }
   std::memset(p, 0, static_cast<std::size_t>(rounded));
   data_.reset(static_cast<std::byte*>(p));

@@ -13,7 +13,9 @@
 namespace headrace {
 namespace {
 
-[[noreturn]] void refuse() { throw Error("device", "a library built with CUDA (HEADRACE_CUDA)", "one without"); }
+[[noreturn]] void refuse() {
+  throw UnsupportedError("device", "a library built with CUDA (HEADRACE_CUDA)", "one without");
+}
 
 }  // namespace
 

@@ -88,7 +88,7 @@ std::optional<Reading> recorded_reading(const std::filesystem::path& path) {
   try {
     return reading_from_name(*name);
   } catch (const Error& error) {
-    throw Error(path.string() + ": __metadata__.reading", error.expected(), error.actual());
+    error.throw_for(path.string() + ": __metadata__.reading");
   }
 }
 

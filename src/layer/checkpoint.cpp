@@ -181,7 +181,7 @@ LayerWeights load_layer_weights(const std::filesystem::path& folder, const Model
     try {
       spec.of(weights) = reader.read(spec);
     } catch (const Error& error) {
-      if (config.remade_by.empty() || spec.in_indexer == nullptr) {
+      if (config.remade_by.empty() || spec.in_indexer == nullptr || error.kind() != ErrorKind::misuse) {
         throw;
       }
       throw with_reason(error, config);

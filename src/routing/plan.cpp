@@ -26,7 +26,7 @@ void validate(const Attention& attention, const Limits& limits, const Hints& hin
   }
   routing::validate_threads(limits.device);
   if (limits.device.cuda != nullptr && !limits.device.cuda->unmet().empty()) {
-    throw Error("limits.device", "a GPU that the kernels run on", limits.device.cuda->unmet());
+    throw UnsupportedError("limits.device", "a GPU that the kernels run on", limits.device.cuda->unmet());
   }
   if (limits.workspace_bytes < 0) {
     throw Error("limits.workspace_bytes", "at least 0", std::to_string(limits.workspace_bytes));

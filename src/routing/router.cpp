@@ -112,8 +112,8 @@ void Router::route_forced(RequestPlan& plan) const {
   const std::int64_t end = begin + plan.query_len;
   const Option forced = evaluate(path, begin, end, end);
   if (!forced.can_run) {
-    throw Error("force", fmt::format("a path that can serve request {}", plan.request),
-                fmt::format("{}: {}", name_of(path), fmt::join(unmet(path, begin, end, end), "; ")));
+    throw UnsupportedError("force", fmt::format("a path that can serve request {}", plan.request),
+                           fmt::format("{}: {}", name_of(path), fmt::join(unmet(path, begin, end, end), "; ")));
   }
   plan.path = path;
   plan.predicted_ms = forced.predicted_ms;

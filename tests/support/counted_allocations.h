@@ -4,17 +4,26 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
-/// Counts what a program takes from the heap, the library in it included: replaces operator new. For one file of a
-/// program.
+/// Counts what a program takes from the heap, the library in it included, and refuses it when told to: replaces
+/// operator new. For one file of a program.
 namespace headrace::test {
 
 inline std::atomic<std::size_t> allocations{0};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
+/// Allocations that still succeed.
+inline std::atomic<std::int64_t> allowed{
+    std::numeric_limits<std::int64_t>::max()};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
 inline void* allocate(std::size_t bytes) {
   ++allocations;
+  if (allowed.fetch_sub(1) <= 0) {
+    throw std::bad_alloc();
+  }
   if (void* memory = std::malloc(std::max<std::size_t>(bytes, 1))) {  // NOLINT(cppcoreguidelines-no-malloc)
     return memory;
   }

@@ -92,7 +92,7 @@ Encode encoder() {
   check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
         "cudaGetDriverEntryPointByVersion");
   if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-    throw Error("cuda", "a driver with cuTensorMapEncodeTiled", "none");
+    throw UnsupportedError("cuda", "a driver with cuTensorMapEncodeTiled", "none");
   }
   return reinterpret_cast<Encode>(function);
 }
@@ -125,7 +125,8 @@ CUtensorMap tensor_map(const char* name, const HeadMatrix& m, std::int64_t colum
                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
-    throw Error(name, "a tensor the copy engine can read", "driver error " + std::to_string(static_cast<int>(status)));
+    throw DeviceError(name, "a tensor the copy engine can read",
+                      "driver error " + std::to_string(static_cast<int>(status)));
   }
   return map;
 }
@@ -216,7 +217,7 @@ void load(const Geometry& geometry) {
 
 void launch(const Pass& pass, int multiprocessors, Stream stream) {
   for (const std::string& reason : unmet_requirements(pass.geometry)) {
-    throw Error("geometry", "one that the flash attention kernel serves", reason);
+    throw UnsupportedError("geometry", "one that the flash attention kernel serves", reason);
   }
   constexpr std::int64_t kAlign = 8;
   if (pass.out_row_stride % kAlign != 0 || pass.out_head_stride % kAlign != 0 ||

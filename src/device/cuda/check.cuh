@@ -11,12 +11,17 @@
 
 namespace headrace::device::cuda {
 
-/// Throws Error unless the call `what` went well. A kernel that failed earlier may be what is reported.
+/// Throws DeviceError, or OutOfMemoryError, unless the call `what` went well. A kernel that failed earlier may be what
+/// is reported.
 inline void check(cudaError_t status, std::string_view what) {
-  if (status != cudaSuccess) {
-    throw Error(std::string(what), "cudaSuccess",
-                std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")");
+  if (status == cudaSuccess) {
+    return;
   }
+  const std::string actual = std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
+  if (status == cudaErrorMemoryAllocation) {
+    throw OutOfMemoryError(std::string(what), "cudaSuccess", actual);
+  }
+  throw DeviceError(std::string(what), "cudaSuccess", actual);
 }
 
 /// For the line after a launch.

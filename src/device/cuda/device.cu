@@ -54,7 +54,7 @@ CudaDevice::CudaDevice(int ordinal) {
   if (ordinal < 0 || ordinal >= count()) {
     const int found = count();
     if (found == 0) {
-      throw Error("device", "a GPU and its driver", "none: no CUDA device was found");
+      throw UnsupportedError("device", "a GPU and its driver", "none: no CUDA device was found");
     }
     throw Error("device",
                 found == 1 ? "0, the one GPU that was found" : "one of the GPUs 0 to " + std::to_string(found - 1),

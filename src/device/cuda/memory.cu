@@ -14,7 +14,7 @@ DeviceBuffer::DeviceBuffer(std::int64_t bytes) : bytes_(bytes) {
   const cudaError_t status = bytes == 0 ? cudaSuccess : cudaMalloc(&data, static_cast<std::size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // this error is told here, and later calls are not to report it again
-    throw Error("device memory", std::to_string(bytes) + " bytes", "not that much left");
+    throw OutOfMemoryError("device memory", std::to_string(bytes) + " bytes", "not that much left");
   }
   check(status, "cudaMalloc");
   data_.reset(static_cast<std::byte*>(data));

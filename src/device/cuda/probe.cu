@@ -7,9 +7,11 @@ namespace {
 
 void expect_device(int ordinal) {
   const int count = device_count();
+  if (count == 0) {
+    throw UnsupportedError("device", "a GPU with its driver", "none");
+  }
   if (ordinal < 0 || ordinal >= count) {
-    throw Error("device", count == 0 ? "a GPU with its driver" : "cuda:0 to cuda:" + std::to_string(count - 1),
-                count == 0 ? "none" : "cuda:" + std::to_string(ordinal));
+    throw Error("device", "cuda:0 to cuda:" + std::to_string(count - 1), "cuda:" + std::to_string(ordinal));
   }
 }
 

@@ -41,8 +41,11 @@ constexpr std::array<RowRange, 3> kRowRanges = {{
 constexpr std::int64_t kMostRows = std::int64_t{1} << 20;  // that algorithms are checked for
 
 void check(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) {
+    throw OutOfMemoryError(what, "CUBLAS_STATUS_SUCCESS", cublasLtGetStatusString(status));
+  }
   if (status != CUBLAS_STATUS_SUCCESS) {
-    throw Error(what, "CUBLAS_STATUS_SUCCESS", cublasLtGetStatusString(status));
+    throw DeviceError(what, "CUBLAS_STATUS_SUCCESS", cublasLtGetStatusString(status));
   }
 }
 
@@ -138,7 +141,7 @@ void validate(const ProductShape& shape) {
   const bool well = shape.columns >= 8 && shape.columns % 8 == 0 && shape.inner >= 8 && shape.inner % 8 == 0 &&
                     shape.batch >= 1 && shape.batch <= std::numeric_limits<std::int32_t>::max();
   if (!well) {
-    throw Error("product", "columns and inner dim that are multiples of 8, and a batch", to_string(shape));
+    throw UnsupportedError("product", "columns and inner dim that are multiples of 8, and a batch", to_string(shape));
   }
   if (shape.out != DType::bfloat16 && shape.out != DType::float32) {
     throw Error("product", "an output of bfloat16 or float32", std::string(name_of(shape.out)));
@@ -204,8 +207,8 @@ struct Product::State {
         return candidate.algo;
       }
     }
-    throw Error("product", "a shape that cuBLASLt has an algorithm for",
-                to_string(shape) + " (" + cublasLtGetStatusString(status) + ")");
+    throw UnsupportedError("product", "a shape that cuBLASLt has an algorithm for",
+                           to_string(shape) + " (" + cublasLtGetStatusString(status) + ")");
   }
 
   /// Bytes of workspace that an algorithm takes for so many rows; none where it does not run.

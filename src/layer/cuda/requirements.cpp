@@ -22,9 +22,10 @@ void check_weights(const ModelConfig& config, std::int64_t layer, const LayerWei
     // Rows of zeros make up for a number of head weights that does not fit; other results are used as they lie.
     const bool rows_fit = spec.rows % kMultiple == 0 || spec.in_indexer == &IndexerWeights::weights_proj;
     if (spec.role == WeightRole::projection && !(rows_fit && spec.columns % kMultiple == 0)) {
-      throw Error(std::string(spec.name),
-                  fmt::format("rows and columns that are multiples of {}, which products on a GPU need", kMultiple),
-                  fmt::format("[{}, {}]", spec.rows, spec.columns));
+      throw UnsupportedError(
+          std::string(spec.name),
+          fmt::format("rows and columns that are multiples of {}, which products on a GPU need", kMultiple),
+          fmt::format("[{}, {}]", spec.rows, spec.columns));
     }
   }
 }

@@ -135,7 +135,7 @@ void validate(const IndexerGeometry& indexer, const CacheView& cache, const Inde
               const Requests& requests, std::int64_t longest_seq_len) {
   validate_index_cache(indexer, DType::bfloat16, cache);
   for (const std::string& reason : unmet_requirements(indexer)) {
-    throw Error("indexer", "one that the score kernel serves", reason);
+    throw UnsupportedError("indexer", "one that the score kernel serves", reason);
   }
   validate_queries(indexer, DType::bfloat16, queries);
   expect(queries.query.strides()[2] == 1, "index query", "contiguous rows", queries.query.strides()[2]);

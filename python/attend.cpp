@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of the C interface that take memory, with tensors in its place.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "capi/errors.h"
+#include "capi/handles.h"
+#include "capi/names.h"
+#include "dl_api.h"
+#include "headrace/cuda.h"
+#include "tensor.h"
+
+namespace headrace::python {
+namespace {
+
+Place place_of(const Plan& plan) {
+  const std::shared_ptr<CudaDevice>& cuda = plan.device().cuda;
+  return cuda == nullptr ? Place{} : Place{true, cuda->ordinal()};
+}
+
+/// The view in C, which knows no constness.
+HrView to_c(const ConstAnyView& view) noexcept {
+  if (view.empty()) {
+    return {};
+  }
+  HrView result{.data = const_cast<void*>(view.data()),
+                .dtype = capi::number_of(view.dtype()),
+                .rank = view.rank(),
+                .shape = {},
+                .stride = {}};
+  std::copy(view.shape().begin(), view.shape().end(), result.shape);
+  std::copy(view.strides().begin(), view.strides().end(), result.stride);
+  return result;
+}
+
+DType element_of(CacheFormat format) noexcept {
+  switch (format) {
+    case CacheFormat::float32:
+      return DType::float32;
+    case CacheFormat::bfloat16:
+      return DType::bfloat16;
+    case CacheFormat::fp8:
+    case CacheFormat::fp8_ds_mla:
+      break;
+  }
+  return DType::float8_e4m3;
+}
+
+HrCache cache_of(const HrDlCall& call, const Attention& attention, const Place& place) {
+  const ConstAnyView view = required_input("cache", call.cache, place);
+  view.expect("cache", {-1, -1, -1});
+  if (view.dtype() != DType::uint8) {
+    expect_dtype("cache", element_of(attention.format), view.dtype());
+  }
+  if (view.stride(2) != 1 && view.dim(2) > 1) {
+    throw Error("cache", "a contiguous last dimension", "stride " + std::to_string(view.stride(2)));
+  }
+  // Of formats without one too: nobody who passes such a scale means it.
+  if (!(std::isfinite(call.cache_scale) && call.cache_scale > 0.0F)) {
+    throw Error("cache.scale", "finite and > 0", std::to_string(call.cache_scale));
+  }
+  const std::int64_t size = size_of(view.dtype());
+  return {.data = const_cast<void*>(view.data()),
+          .num_pages = view.dim(0),
+          .page_size = view.dim(1),
+          .page_stride = view.stride(0) * size,
+          .row_stride = view.stride(1) * size,
+          .row_bytes = view.dim(2) * size,
+          .scale = call.cache_scale};
+}
+
+HrMemory bytes_of(const char* name, const HrTensor& tensor, const Place& place) {
+  const auto view = required_output(name, tensor, place).as<std::uint8_t>(name);
+  view.expect(name, {-1});
+  if (view.dim(0) > 1 && view.stride(0) != 1) {
+    throw Error(name, "contiguous bytes", "stride " + std::to_string(view.stride(0)));
+  }
+  return {.data = view.data(), .bytes = view.dim(0)};
+}
+
+/// A handle of another library, which crossed as a number.
+void* stream_of(std::int64_t handle) {
+  return reinterpret_cast<void*>(handle);  // NOLINT(performance-no-int-to-ptr)
+}
+
+HrAttendCall to_c(const HrDlCall& call, const Plan& plan) {
+  const Place place = place_of(plan);
+  return {.size = sizeof(HrAttendCall),
+          .q = to_c(required_input("q", call.q, place)),
+          .kv_b_proj = to_c(required_input("kv_b_proj", call.kv_b_proj, place)),
+          .sink = to_c(optional_input("sink", call.sink, place)),
+          .cache = cache_of(call, plan.attention(), place),
+          .requests = {.query_start = to_c(required_input("query_start", call.query_start, place)),
+                       .seq_len = to_c(required_input("seq_len", call.seq_len, place)),
+                       .block_table = to_c(required_input("block_table", call.block_table, place))},
+          .index = to_c(optional_input("selection.index", call.index, place)),
+          .count = to_c(optional_input("selection.count", call.count, place)),
+          .out = to_c(required_output("out", call.out, place)),
+          .lse = to_c(optional_output("lse", call.lse, place)),
+          .workspace = bytes_of("workspace", call.workspace, place),
+          .stream = stream_of(call.stream),
+          .selection_kept = call.selection_kept,
+          .reserved = 0};
+}
+
+}  // namespace
+}  // namespace headrace::python
+
+int32_t hr_dl_abi() { return HR_DL_ABI; }
+
+HrError* hr_dl_upload(HrPlan* plan, const HrTensor* tables, int64_t stream) {
+  namespace py = headrace::python;
+  HrMemory memory{};
+  HrError* const error =
+      headrace::capi::guarded([&] { memory = py::bytes_of("tables", *tables, py::place_of(plan->plan)); });
+  return error != nullptr ? error : hr_plan_upload(plan, memory, py::stream_of(stream));
+}
+
+HrError* hr_dl_attend(const HrPlan* plan, const HrDlCall* call) {
+  HrAttendCall in_c{};
+  HrError* const error = headrace::capi::guarded([&] { in_c = headrace::python::to_c(*call, plan->plan); });
+  return error != nullptr ? error : hr_attend(plan, &in_c);
+}

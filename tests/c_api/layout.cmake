@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# From the kept copy of the C interface's first header: the copy for a namespace of C++, and a list of what it declares,
+# for c_api_layout_test.
+#   SIZE(struct) FIELD(struct, field) CONSTANT(name) FUNCTION(name)
+set(header ${CMAKE_CURRENT_LIST_DIR}/c_api_0_1.h)
+set(generated ${CMAKE_CURRENT_BINARY_DIR}/c_api_layout)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${header})
+file(READ ${header} text)
+
+string(REGEX REPLACE "#ifdef __cplusplus\n[^\n]*\n#endif\n" "" in_namespace "${text}")
+string(REGEX REPLACE "#(include|pragma)[^\n]*\n" "" in_namespace "${in_namespace}")
+file(WRITE ${generated}/first_header.inc "${in_namespace}")
+
+# Lists take ; [ ] for their own.
+string(REPLACE ";" "@" text "${text}")
+string(REPLACE "[" "<" text "${text}")
+string(REPLACE "]" ">" text "${text}")
+string(REPLACE "\n" ";" lines "${text}")
+set(list "")
+set(struct "")
+foreach(line IN LISTS lines)
+  if(line MATCHES "^typedef struct (Hr[A-Za-z]+) {")
+    set(struct ${CMAKE_MATCH_1})
+  elseif(line MATCHES "^}" AND struct)
+    string(APPEND list "SIZE(${struct})\n")
+    set(struct "")
+  elseif(struct AND line MATCHES "^  (const )?[A-Za-z0-9_]+[ *]+([a-z0-9_]+)(<[0-9]+>)?@")
+    string(APPEND list "FIELD(${struct}, ${CMAKE_MATCH_2})\n")
+  elseif(line MATCHES "^(enum|  HR_)")
+    string(REGEX MATCHALL "HR_[A-Z0-9_]+ = " constants "${line}")
+    foreach(constant IN LISTS constants)
+      string(REPLACE " = " "" constant "${constant}")
+      string(APPEND list "CONSTANT(${constant})\n")
+    endforeach()
+  elseif(line MATCHES "^HR_API .*(hr_[a-z_]+)\\(")
+    string(APPEND list "FUNCTION(${CMAKE_MATCH_1})\n")
+  endif()
+endforeach()
+file(WRITE ${generated}/declared.inc "${list}")
+target_include_directories(c_api_layout_test PRIVATE ${generated})
