@@ -81,7 +81,7 @@ find_races() {
       END { for (pair in reports) print reports[pair], "x", pair }'
 }
 
-# Every test; then those that reach every kernel of attention, in few cases, under compute-sanitizer.
+# Every test; then those that reach every kernel, in few cases, under compute-sanitizer.
 checks() {
   export HEADRACE_GPU_CASES=${HEADRACE_GPU_CASES:-40}
   check "${binaries}/gpu_tests" --gtest_brief=1
@@ -89,13 +89,19 @@ checks() {
   local tool
   local mha='MhaPaths*:Spaces/GpuBitMask.HasTheBits*:Formats/*pages_of_3'
   local mqa='TopkMqa.EqualsTheOracle:TopkMqa.EndsOf*:Trials/GpuUnionList.Holds*group_4:*SharedSelection*stages'
+  local indexer='GpuSelect.Random*:GpuSelectEdge.*:GpuIndexCache.*:Formats/GpuAppend.*'
   for tool in memcheck initcheck synccheck; do
     sanitize "${tool}" "${mha}"
     sanitize "${tool}" "${mqa}"
     sanitize "${tool}" 'Formats/MqaSm90.*'
+    sanitize "${tool}" "${indexer}"
+    sanitize "${tool}" 'Configs/CudaLayers.*'
   done
+  sanitize memcheck 'ServingLoop.Twenty*'
   find_races "${mha}"
   find_races "${mqa}"
+  find_races "${indexer}"
+  find_races 'Configs/CudaLayers.*'
 }
 
 command_line() {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -12,11 +13,49 @@
 #include "capi/handles.h"
 #include "capi/names.h"
 #include "dl_api.h"
+#include "dlpack.h"
 #include "headrace/cuda.h"
 #include "tensor.h"
 
+// Of Python itself, which whoever holds its lock runs in; its headers would bind the library to one version of it.
+extern "C" {
+__attribute__((weak)) void* PyErr_Occurred(void);                     // NOLINT(readability-identifier-naming)
+__attribute__((weak)) void* PyEval_SaveThread(void);                  // NOLINT(readability-identifier-naming)
+__attribute__((weak)) void PyEval_RestoreThread(void* thread_state);  // NOLINT(readability-identifier-naming)
+}
+
 namespace headrace::python {
 namespace {
+
+/// Lets Python's other threads run as long as it lives.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread != nullptr ? PyEval_SaveThread() : nullptr) {}
+  ~Unlocked() {
+    if (state_ != nullptr) {
+      PyEval_RestoreThread(state_);
+    }
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  void* state_;
+};
+
+/// The tensors of a call, in the order in which it has them.
+constexpr const char* kTensors[] = {"q",       "kv_b_proj", "sink",  "cache", "block_table", "query_start",
+                                    "seq_len", "index",     "count", "out",   "lse",         "workspace"};
+constexpr int kTensorCount = std::size(kTensors);
+static_assert(offsetof(HrDlCall, cache_scale) == kTensorCount * sizeof(HrTensor));
+
+/// The error of an owner that refused something; null where it set Python's.
+HrError* refusal(const char* argument, const char* expected) {
+  if (PyErr_Occurred != nullptr && PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  return capi::guarded([&] { throw Error(argument, expected, "a refusal of its library"); });
+}
 
 Place place_of(const Plan& plan) {
   const std::shared_ptr<CudaDevice>& cuda = plan.device().cuda;
@@ -125,4 +164,24 @@ HrError* hr_dl_attend(const HrPlan* plan, const HrDlCall* call) {
   HrAttendCall in_c{};
   HrError* const error = headrace::capi::guarded([&] { in_c = headrace::python::to_c(*call, plan->plan); });
   return error != nullptr ? error : hr_attend(plan, &in_c);
+}
+
+HrError* hr_dl_attend_objects(const HrPlan* plan, const void* exchange, void* const* objects, float cache_scale,
+                              int32_t own_stream, int64_t stream, int32_t selection_kept) {
+  namespace py = headrace::python;
+  HrDlTensor lent[py::kTensorCount];
+  HrDlCall call{};
+  call.cache_scale = cache_scale;
+  call.stream = stream;
+  call.selection_kept = selection_kept;
+  const int32_t refused = hr_dl_lend(exchange, objects, py::kTensorCount, lent, &call.q);
+  if (refused >= 0) {
+    return py::refusal(py::kTensors[refused], "a tensor that DLPack can lend");
+  }
+  const py::Place place = py::place_of(plan->plan);
+  if (own_stream != 0 && place.cuda && hr_dl_work_stream(exchange, place.ordinal, &call.stream) != 0) {
+    return py::refusal("stream", "the stream in which the tensors' library works");
+  }
+  const py::Unlocked unlocked;
+  return hr_dl_attend(plan, &call);
 }

@@ -7,7 +7,7 @@
  * as what its exchange interface lends. Nothing here keeps one beyond the call. Made for one version of the package,
  * and so without sizes: HR_DL_ABI changes with every change of this file and of bench_api.h. */
 
-#define HR_DL_ABI 1
+#define HR_DL_ABI 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,6 +62,12 @@ HR_API int32_t hr_dl_knows_exchange(const void* exchange);
 HR_API HrError* hr_dl_upload(HrPlan* plan, const HrTensor* tables, int64_t stream);
 /* hr_attend. Every tensor is checked to be in memory of the plan's device, and outputs to be writable. */
 HR_API HrError* hr_dl_attend(const HrPlan* plan, const HrDlCall* call);
+/* The same in one step with hr_dl_lend and hr_dl_work_stream, for tensors that all have one exchange interface.
+ * objects: the twelve of HrDlCall in its order, null where there is none. own_stream: 1: the stream in which the owner
+ * of the interface works, in place of `stream`. The caller holds Python's lock, which is let go while work is queued.
+ * Gives null with Python's error set where the owner set it. */
+HR_API HrError* hr_dl_attend_objects(const HrPlan* plan, const void* exchange, void* const* objects, float cache_scale,
+                                     int32_t own_stream, int64_t stream, int32_t selection_kept);
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,7 @@ import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 
-ABI = 1
+ABI = 2
 
 
 class Error(Exception):
@@ -136,6 +136,9 @@ class HrDlCall(ctypes.Structure):
     ]
 
 
+#: The tensors of a call, its first fields.
+TENSOR_NAMES = tuple(name for name, kind in HrDlCall._fields_ if kind is HrTensor)
+
 #: The result of a function that gives an error or nothing.
 FAILURE = object()
 
@@ -212,6 +215,10 @@ _FUNCTIONS = {
 # Those that call back into Python's extensions, and so keep Python's lock.
 _LOCKED_FUNCTIONS = {
     "hr_dl_lend": (c_int32, [c_void_p, POINTER(c_void_p), c_int32, POINTER(HrDlTensor), c_void_p]),
+    "hr_dl_attend_objects": (
+        FAILURE,
+        [c_void_p, c_void_p, POINTER(c_void_p), c_float, c_int32, c_int64, c_int32],
+    ),
     "hr_dl_work_stream": (c_int32, [c_void_p, c_int32, POINTER(c_int64)]),
 }
 

@@ -8,9 +8,21 @@ import operator
 import sys
 import weakref
 
-from ._library import Error, HrAttention, HrBatch, HrDlCall, HrHints, HrLimits, HrRequestPlan, HrTables, library
+from ._library import (
+    TENSOR_NAMES,
+    Error,
+    HrAttention,
+    HrBatch,
+    HrDlCall,
+    HrHints,
+    HrLimits,
+    HrRequestPlan,
+    HrTables,
+    library,
+    locked,
+)
 from ._names import PATH_NAMES, compute_number, format_number, path_number, rule_fields, space_number
-from ._tensors import Borrowed, exchange_of, work_stream
+from ._tensors import Borrowed, addresses, exchange_of, shared_exchange, work_stream
 
 
 def _expect(name, value, kind, expected):
@@ -376,29 +388,29 @@ def attend(
                  plan.kept_bytes(path) is not 0, and nothing changes elsewhere
     """
     _expect("plan", plan, Plan, "a headrace.Plan")
-    call = HrDlCall(
-        cache_scale=float(_expect("cache_scale", cache_scale, numbers.Real, "a number")),
-        stream=_stream_of(stream, plan.device, q),
-        selection_kept=int(_expect("selection_kept", selection_kept, bool, "True or False")),
-    )
+    if type(cache_scale) is not float:
+        cache_scale = float(_expect("cache_scale", cache_scale, numbers.Real, "a number"))
+    _expect("selection_kept", selection_kept, bool, "True or False")
     if index is None and count is not None:
         raise Error("index", "a selection, for count is given", "none")
-    borrow = Borrowed()
-    borrow.fill(
-        call,
-        {
-            "q": q,
-            "kv_b_proj": kv_b_proj,
-            "sink": sink,
-            "cache": cache,
-            "block_table": block_table,
-            "query_start": query_start,
-            "seq_len": seq_len,
-            "index": index,
-            "count": count,
-            "out": out,
-            "lse": lse,
-            "workspace": workspace,
-        },
+    # In the order of HrDlCall.
+    tensors = (q, kv_b_proj, sink, cache, block_table, query_start, seq_len, index, count, out, lse, workspace)
+    exchange = shared_exchange(tensors)
+    if exchange is None:
+        call = HrDlCall(
+            cache_scale=cache_scale, stream=_stream_of(stream, plan.device, q), selection_kept=selection_kept
+        )
+        borrow = Borrowed()
+        borrow.fill(call, dict(zip(TENSOR_NAMES, tensors)))
+        library.hr_dl_attend(plan.handle, call)
+        return
+    own_stream = stream is None  # which the processor does not look at
+    locked.hr_dl_attend_objects(
+        plan.handle,
+        exchange,
+        addresses(tensors),
+        cache_scale,
+        own_stream,
+        0 if own_stream else _stream_of(stream, plan.device),
+        selection_kept,
     )
-    library.hr_dl_attend(plan.handle, call)

@@ -27,6 +27,19 @@ def exchange_of(kind):
     return address if address and library.hr_dl_knows_exchange(address) else None
 
 
+def shared_exchange(tensors):
+    """The exchange interface of all tensors of a call, None aside; None where they have none, or not the same."""
+    kinds = {*map(type, tensors)}
+    kinds.discard(type(None))
+    exchanges = {exchange_of(kind) for kind in kinds}
+    return exchanges.pop() if len(exchanges) == 1 else None
+
+
+def addresses(objects):
+    """Python's objects as the library takes them; None is none."""
+    return (ctypes.c_void_p * len(objects))(*[None if x is None else id(x) for x in objects])
+
+
 def work_stream(exchange, ordinal):
     """The stream in which the owner of an exchange interface works on a CUDA device, as a number."""
     stream = ctypes.c_int64()
@@ -52,14 +65,13 @@ class Borrowed:
 
     def fill(self, call, tensors):
         """Describes {name: tensor} in a call, whose first fields are these, in this order."""
-        exchanges = {exchange_of(type(tensor)) for tensor in tensors.values() if tensor is not None}
-        exchange = exchanges.pop() if len(exchanges) == 1 else None
+        exchange = shared_exchange(tensors.values())
         if exchange is None:
             for name, tensor in tensors.items():
                 setattr(call, name, self(name, tensor))
             return
         count = len(tensors)
-        objects = (ctypes.c_void_p * count)(*[None if tensor is None else id(tensor) for tensor in tensors.values()])
+        objects = addresses(tensors.values())
         lent = (HrDlTensor * count)()
         self._lent.append((lent, tensors))
         refused = locked.hr_dl_lend(exchange, objects, count, lent, ctypes.addressof(call))

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import sys
+import threading
 import unittest
 
 import numpy as np
@@ -343,6 +344,31 @@ class Attend(Binding):
                 # Beside tensors of another library, everything goes by capsules.
                 with self.assertRaisesRegex(headrace.Error, "capsules are the slow way"):
                     headrace.attend(plan, **{**tensors, "q": arguments["q"]})
+
+    def test_other_threads_run_during_a_call(self):
+        case = Case(self.rng, [(4000, 0)], rope=4, rule="none", selected=False)
+        plan = case.plan()
+        offered = Lent.offer(1)
+        types = {"f": (2, 32, 1), "i": (0, 32, 1), "u": (1, 8, 1)}
+        tensors = {
+            name: offered(a, type=types[a.dtype.kind]) if isinstance(a, np.ndarray) else a
+            for name, a in case.arguments(plan).items()
+        }
+        over = threading.Event()
+
+        def call():
+            try:
+                headrace.attend(plan, **tensors)
+            finally:
+                over.set()
+
+        thread = threading.Thread(target=call)
+        turns = 0
+        thread.start()
+        while not over.wait(0.002):
+            turns += 1
+        thread.join()
+        self.assertGreater(turns, 2)
 
     def test_unknown_exchange_interfaces_are_not_asked(self):
         case = Case(self.rng, SHAPES, rope=4, rule="none", selected=False)

@@ -2,9 +2,9 @@
 #include <string>
 
 #include "attention/device_passes.h"
+#include "attention/project_cuda.h"
 #include "core/layout_text.h"
 #include "device/cuda/current.h"
-#include "device/cuda/device.h"
 #include "headrace/cuda.h"
 #include "headrace/error.h"
 
@@ -107,11 +107,10 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   if (inputs.q.dim(0) == 0) {
     return;
   }
-  CudaDevice::State& device = plan.device().cuda->state();
-  const device::cuda::CurrentDevice current(device.ordinal);
-  const std::int64_t product_bytes = device.projections(plan.attention().geometry).workspace_bytes();
+  const device::cuda::CurrentDevice current(plan.device().cuda->ordinal());
   const attention::Call call{plan, weights, inputs, outputs};
   const attention::DevicePasses& passes = *plan.device_passes();
+  const std::int64_t product_bytes = passes.projections->workspace_bytes();
   const bool has_mqa = !passes.mqa.tables.passes.stages.empty();
   if (has_mqa) {
     attention::MqaSm90::validate(call, passes.mqa.tables.tokens);

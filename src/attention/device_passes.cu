@@ -63,6 +63,7 @@ std::int64_t plan_device_passes(const Plan& plan, const PathExtents& extents, st
     // Whoever had them until now, perhaps in another thread, is done with reading.
     std::atomic_thread_fence(std::memory_order_acquire);
   }
+  passes->projections = &plan.device().cuda->state().prepare(plan.attention().geometry);
   collect_rows(plan, passes->rows);
   for (const bool masked : {false, true}) {
     const auto path = static_cast<std::size_t>(masked ? Path::masked_mha : Path::dense_mha);

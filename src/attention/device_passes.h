@@ -11,6 +11,10 @@
 
 namespace headrace::attention {
 
+namespace cuda {
+class Projections;
+}
+
 /// What a GPU does for a plan: the passes of every path, with the tables that their kernels read. All of it is on the
 /// host; `upload` brings the tables to memory of the caller, where each lies at its TableAt.
 struct DevicePasses {
@@ -21,7 +25,8 @@ struct DevicePasses {
   };
   std::array<OfPath<MhaTables>, 2> mha;  ///< dense_mha, masked_mha
   OfPath<MqaTables> mqa;
-  std::array<std::vector<RowsOnPath>, 3> rows;  ///< what they were made from; kept for its memory
+  std::array<std::vector<RowsOnPath>, 3> rows;     ///< what they were made from; kept for its memory
+  const cuda::Projections* projections = nullptr;  ///< of the plan's geometry; the device's
 };
 
 /// Hands every table and its place to `table`, in the order in which they lie.

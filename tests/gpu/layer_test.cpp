@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "captured_graph.h"
 #include "device/cuda/stream.h"
 #include "device/cuda/tensor.h"
 #include "gpu.h"
@@ -211,6 +212,23 @@ class CudaRun {
     return rows_of(out.download());
   }
 
+  /// The same with the layer's own selection, replayed from a graph after the plan is gone.
+  [[nodiscard]] Tensor replay(std::optional<Plan> plan) {
+    const DeviceTensor out(DType::bfloat16, {hidden_.view().dim(0), layer_.config().hidden_size});
+    const DeviceBuffer tables(std::max<std::int64_t>(plan->table_bytes(), 1));
+    upload(*plan, {tables.data(), static_cast<std::size_t>(tables.size_bytes())}, stream_);
+    device::cuda::synchronize(stream_);
+    const CapturedGraph graph([&](Stream stream) {
+      layer_.forward(*plan, hidden(), positions(), caches_, requests(), slots(), std::nullopt,
+                     {workspace_.data(), static_cast<std::size_t>(workspace_.size_bytes())}, out.view_as<bfloat16>(),
+                     stream);
+    });
+    plan.reset();
+    const std::vector<std::int64_t> scribble(1 << 16, -1);  // where the heap has room again
+    graph.replay();
+    return rows_of(out.download());
+  }
+
  private:
   /// Every byte that nobody wrote is 0xff: NaN in every format.
   static void take(MutableCacheView& view, DeviceBuffer& memory) {
@@ -358,6 +376,21 @@ TEST_P(CudaLayers, OutputsAreThoseOfTheProcessorWholeAndInChunks) {
         expect_close("output in chunks", result, whole);
       }
     }
+  }
+}
+
+TEST_P(CudaLayers, ReplaysAfterThePlanIsGone) {
+  constexpr std::int32_t kTokens = 150;
+  LayerRun host(host_, CacheFormat::bfloat16, {kTokens});
+  CudaRun device(device_, host.caches());
+  host.open({kTokens});
+  const Tensor hidden = random_hidden(GetParam().config, kTokens, seed_);
+  device.open(host, hidden.view());
+  const Plan made = plan({kTokens}, {kTokens}, device_.attention(CacheFormat::bfloat16).rule, std::nullopt);
+  const Tensor eager = device.forward(made, std::nullopt);
+  const Tensor replayed = device.replay(made);
+  for (std::int64_t i = 0; i < kTokens * GetParam().config.hidden_size; ++i) {
+    ASSERT_EQ(eager.view_as<float>().data()[i], replayed.view_as<float>().data()[i]) << "value " << i;
   }
 }
 

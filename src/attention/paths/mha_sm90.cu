@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "attention/device_passes.h"
 #include "attention/mha/bit_mask_cuda.h"
 #include "attention/mha/sm90.h"
 #include "attention/paths/mha_sm90.h"
@@ -219,7 +220,7 @@ void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tab
   const bool masks_are_kept = inputs.selection_kept && arenas.kept;
   const Memory memory(arenas, attention, extents, call.plan.blocking(path()), masked_);
   CudaDevice::State& device = call.plan.device().cuda->state();
-  const cuda::Projections& projections = device.projections(g);
+  const cuda::Projections& projections = *call.plan.device_passes()->projections;
   const std::int64_t requests = inputs.requests.seq_len.dim(0);
   const std::int64_t head_columns = g.qk_nope_head_dim + g.v_head_dim;
   const auto q = inputs.q.as<bfloat16>("q");

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/device_passes.h"
 #include "attention/mqa/slot_rows.h"
 #include "attention/mqa/sm90.h"
 #include "attention/paths/mqa_blocking.h"
@@ -37,7 +38,7 @@ class MqaRun {
         memory_(arenas, attention_, extents, call.plan.blocking(Path::topk_mqa)),
         products_(arenas.products),
         device_(call.plan.device().cuda->state()),
-        projections_(device_.projections(geometry_)),
+        projections_(*call.plan.device_passes()->projections),
         q_(call.inputs.q.as<bfloat16>("q")),
         kv_b_proj_(call.weights.kv_b_proj.as<bfloat16>("kv_b_proj")),
         requests_(call.inputs.requests.seq_len.dim(0)),

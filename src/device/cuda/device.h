@@ -19,10 +19,9 @@ struct CudaDevice::State {
   std::string unmet;
   device::cuda::ProductLibrary products;
 
-  /// Chooses the products of a geometry and loads them and every kernel that it may take, when first asked; waits then.
+  /// The products of a geometry, which stay where they are. When first asked it chooses and loads them and every kernel
+  /// that the geometry may take, and waits.
   const attention::cuda::Projections& prepare(const Geometry& geometry);
-  /// The products of a geometry that was prepared.
-  [[nodiscard]] const attention::cuda::Projections& projections(const Geometry& geometry) { return prepare(geometry); }
 
  private:
   std::mutex mutex_;
