@@ -62,12 +62,16 @@ Place place_of(const Plan& plan) {
   return cuda == nullptr ? Place{} : Place{true, cuda->ordinal()};
 }
 
-/// The view in C, which knows no constness.
+/// An address as C's structures have it, for inputs as for outputs.
+void* unconst(const void* address) noexcept {
+  return const_cast<void*>(address);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+}
+
 HrView to_c(const ConstAnyView& view) noexcept {
   if (view.empty()) {
     return {};
   }
-  HrView result{.data = const_cast<void*>(view.data()),
+  HrView result{.data = unconst(view.data()),
                 .dtype = capi::number_of(view.dtype()),
                 .rank = view.rank(),
                 .shape = {},
@@ -104,7 +108,7 @@ HrCache cache_of(const HrDlCall& call, const Attention& attention, const Place& 
     throw Error("cache.scale", "finite and > 0", std::to_string(call.cache_scale));
   }
   const std::int64_t size = size_of(view.dtype());
-  return {.data = const_cast<void*>(view.data()),
+  return {.data = unconst(view.data()),
           .num_pages = view.dim(0),
           .page_size = view.dim(1),
           .page_stride = view.stride(0) * size,

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "device/cuda/memory.h"
 #include "device/cuda/probe.h"
 #include "device/cuda/stream.h"
 #include "device/cuda/timer.h"
+#include "headrace/error.h"
 #include "support/errors.h"
 
 namespace headrace {
@@ -67,6 +70,14 @@ TEST(DeviceTimer, MeasuresNoNegativeTime) {
   timer.start(stream);
   timer.stop(stream);
   EXPECT_GE(timer.milliseconds(), 0.0);
+}
+
+TEST(DeviceMemory, ErrorsOfCudaHaveTheirKinds) {
+  const DeviceBuffer buffer(16);
+  EXPECT_THROW(buffer.download({static_cast<std::byte*>(nullptr), 4}), DeviceError);
+  // CUDA forgets the other one with this.
+  EXPECT_THROW(DeviceBuffer(std::int64_t{1} << 50), OutOfMemoryError);
+  EXPECT_NO_THROW(buffer.fill(std::byte{1}));
 }
 
 }  // namespace
