@@ -57,7 +57,8 @@ TEST(Errors, KeepTypeAndTextsForAnotherArgument) {
 TEST(Errors, WhatCannotRunIsUnsupported) {
   const std::vector<std::int32_t> lengths{10};
   const Batch batch{.query_len = lengths, .seq_len_bound = lengths, .exact = true};
-  EXPECT_THROW(static_cast<void>(plan(small_attention(), batch, {}, {.force = Path::dense_mha, .profile = {}})), UnsupportedError);
+  EXPECT_THROW(static_cast<void>(plan(small_attention(), batch, {}, {.force = Path::dense_mha, .profile = {}})),
+               UnsupportedError);
   if (CudaDevice::count() == 0) {
     EXPECT_THROW(CudaDevice(0), UnsupportedError);
   }

@@ -168,7 +168,8 @@ HrError* hr_cuda_select_workspace(const HrIndexer* indexer, int64_t tokens, int6
   return guarded([&] {
     const headrace::SelectWorkspace bytes =
         headrace::cuda_select_workspace(indexer_of(indexer).geometry, tokens, longest_seq_len);
-    required("useful", useful) = bytes.useful;
+    std::int64_t& result = required("useful", useful);
     required("least", least) = bytes.least;
+    result = bytes.useful;
   });
 }

@@ -14,8 +14,8 @@ namespace {
 
 template <class Value>
 struct Named {
-  std::int32_t number;
-  Value value;
+  std::int32_t number = 0;
+  Value value{};
   std::string_view name;
 };
 
