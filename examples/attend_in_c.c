@@ -19,16 +19,18 @@ static void check(HrError* error) {
   }
 }
 
-/* Memory for so many elements, all zero, which is at a multiple of 64 bytes and lives as long as the program. */
+/* Memory that is the program's to free. */
+static void* taken[8];
+static int taken_count = 0;
+
+/* Memory for so many elements, all zero, at a multiple of 64 bytes. */
 static void* zeros(int64_t count, size_t element) {
-  static void* kept[8];
-  static int taken = 0;
   char* const memory = calloc((size_t)count * element + 64, 1);
-  if (memory == NULL || taken == 8) {
+  if (memory == NULL || taken_count == 8) {
     fprintf(stderr, "no memory\n");
     exit(1);
   }
-  kept[taken++] = memory;
+  taken[taken_count++] = memory;
   return memory + (64 - (uintptr_t)memory % 64) % 64;
 }
 
@@ -109,5 +111,8 @@ int main(void) {
   check(hr_attend(plan, &call));
   printf("log-sum-exp of the last row: %.4f\n", (double)lse[(TOKENS - 1) * HEADS]);
   hr_plan_free(plan);
+  while (taken_count > 0) {
+    free(taken[--taken_count]);
+  }
   return 0;
 }

@@ -36,6 +36,13 @@ inline void* allocate(std::size_t bytes) {
 // NOLINTBEGIN(cppcoreguidelines-no-malloc,misc-definitions-in-headers)
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return headrace::test::allocate(bytes); }
 [[gnu::noinline]] void* operator new[](std::size_t bytes) { return headrace::test::allocate(bytes); }
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  try {
+    return headrace::test::allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
