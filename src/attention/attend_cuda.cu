@@ -2,6 +2,7 @@
 #include <string>
 
 #include "attention/device_passes.h"
+#include "attention/verbose_cuda.h"
 #include "core/layout_text.h"
 #include "device/cuda/current.h"
 #include "device/cuda/device.h"
@@ -85,6 +86,29 @@ attention::PathArenas arenas_of(const Plan& plan, Path path, std::span<std::byte
   return arenas;
 }
 
+/// Queues the work of a call, path after path.
+void queue(const attention::Call& call, std::span<std::byte> workspace, Stream stream) {
+  const Plan& plan = call.plan;
+  CudaDevice::State& device = plan.device().cuda->state();
+  const std::int64_t product_bytes = device.projections(plan.attention().geometry).workspace_bytes();
+  const attention::DevicePasses& passes = *plan.device_passes();
+  const bool has_mqa = !passes.mqa.tables.passes.stages.empty();
+  if (has_mqa) {
+    attention::MqaSm90::validate(call, passes.mqa.tables.tokens);
+  }
+  for (const bool masked : {false, true}) {
+    const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
+    if (!tables.passes.passes.empty()) {
+      const Path path = masked ? Path::masked_mha : Path::dense_mha;
+      attention::mha_path(masked).run(call, extents, tables, arenas_of(plan, path, workspace, product_bytes), stream);
+    }
+  }
+  const auto& [extents, tables] = passes.mqa;
+  if (has_mqa) {
+    attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace, product_bytes), stream);
+  }
+}
+
 }  // namespace
 
 void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
@@ -104,29 +128,12 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kAlignment != 0) {
     throw Error("workspace", "an address divisible by 256", layout_text(workspace.data(), kAlignment));
   }
-  if (inputs.q.dim(0) == 0) {
-    return;
+  const device::cuda::CurrentDevice current(plan.device().cuda->ordinal());
+  const attention::VerboseCudaCall verbose(plan, inputs.q.dim(0), stream);
+  if (inputs.q.dim(0) > 0) {
+    queue({plan, weights, inputs, outputs}, workspace, stream);
   }
-  CudaDevice::State& device = plan.device().cuda->state();
-  const device::cuda::CurrentDevice current(device.ordinal);
-  const std::int64_t product_bytes = device.projections(plan.attention().geometry).workspace_bytes();
-  const attention::Call call{plan, weights, inputs, outputs};
-  const attention::DevicePasses& passes = *plan.device_passes();
-  const bool has_mqa = !passes.mqa.tables.passes.stages.empty();
-  if (has_mqa) {
-    attention::MqaSm90::validate(call, passes.mqa.tables.tokens);
-  }
-  for (const bool masked : {false, true}) {
-    const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
-    if (!tables.passes.passes.empty()) {
-      const Path path = masked ? Path::masked_mha : Path::dense_mha;
-      attention::mha_path(masked).run(call, extents, tables, arenas_of(plan, path, workspace, product_bytes), stream);
-    }
-  }
-  const auto& [extents, tables] = passes.mqa;
-  if (has_mqa) {
-    attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace, product_bytes), stream);
-  }
+  verbose.finish();
 }
 
 }  // namespace headrace
