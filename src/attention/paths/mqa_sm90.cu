@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -250,14 +249,6 @@ void MqaSm90::validate(const Call& call, std::int64_t tokens) {
        cache.page_stride % kChunk != 0)) {
     throw Error("cache", "an address and strides divisible by 16 bytes",
                 layout_text(cache.data, kChunk, {cache.page_stride, cache.row_stride}));
-  }
-  const SelectionRule& rule = call.plan.attention().rule;
-  const std::optional<std::int64_t> columns = most_columns(rule);
-  if (columns && !inputs.selection.index.empty() && inputs.selection.index.dim(1) > *columns) {
-    throw Error("selection.index",
-                "at most " + std::to_string(*columns) + " columns, for " + rule.to_string() + " needs " +
-                    std::to_string(rule.width()),
-                std::to_string(inputs.selection.index.dim(1)));
   }
 }
 
