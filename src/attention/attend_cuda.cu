@@ -45,8 +45,6 @@ void validate(const Plan& plan, const Weights& weights, const Inputs& inputs, co
   inputs.requests.query_start.expect("query_start", {requests + 1});
   inputs.requests.seq_len.expect("seq_len", {requests});
   inputs.requests.block_table.expect("block_table", {requests, -1});
-  contiguous("query_start", inputs.requests.query_start.stride(0));
-  contiguous("seq_len", inputs.requests.seq_len.stride(0));
   if (inputs.selection.space != attention.space) {
     throw Error("selection.space", "the space of the plan's attention", "the other");
   }
@@ -86,16 +84,25 @@ attention::PathArenas arenas_of(const Plan& plan, Path path, std::span<std::byte
   return arenas;
 }
 
+/// What the plan's paths can read and write.
+void validate_for_paths(const attention::Call& call) {
+  const attention::DevicePasses& passes = *call.plan.device_passes();
+  for (const auto& [extents, tables] : passes.mha) {
+    if (!tables.passes.passes.empty()) {
+      attention::MhaSm90::validate(call);
+    }
+  }
+  if (!passes.mqa.tables.passes.stages.empty()) {
+    attention::MqaSm90::validate(call, passes.mqa.tables.tokens);
+  }
+}
+
 /// Queues the work of a call, path after path.
 void queue(const attention::Call& call, std::span<std::byte> workspace, Stream stream) {
   const Plan& plan = call.plan;
   CudaDevice::State& device = plan.device().cuda->state();
   const std::int64_t product_bytes = device.projections(plan.attention().geometry).workspace_bytes();
   const attention::DevicePasses& passes = *plan.device_passes();
-  const bool has_mqa = !passes.mqa.tables.passes.stages.empty();
-  if (has_mqa) {
-    attention::MqaSm90::validate(call, passes.mqa.tables.tokens);
-  }
   for (const bool masked : {false, true}) {
     const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
     if (!tables.passes.passes.empty()) {
@@ -104,7 +111,7 @@ void queue(const attention::Call& call, std::span<std::byte> workspace, Stream s
     }
   }
   const auto& [extents, tables] = passes.mqa;
-  if (has_mqa) {
+  if (!tables.passes.stages.empty()) {
     attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace, product_bytes), stream);
   }
 }
@@ -128,10 +135,15 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kAlignment != 0) {
     throw Error("workspace", "an address divisible by 256", layout_text(workspace.data(), kAlignment));
   }
+  const attention::Call call{plan, weights, inputs, outputs};
+  const bool has_tokens = inputs.q.dim(0) > 0;
+  if (has_tokens) {
+    validate_for_paths(call);
+  }
   const device::cuda::CurrentDevice current(plan.device().cuda->ordinal());
   const attention::VerboseCudaCall verbose(plan, inputs.q.dim(0), stream);
-  if (inputs.q.dim(0) > 0) {
-    queue({plan, weights, inputs, outputs}, workspace, stream);
+  if (has_tokens) {
+    queue(call, workspace, stream);
   }
   verbose.finish();
 }
