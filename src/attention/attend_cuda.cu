@@ -141,7 +141,7 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
     validate_for_paths(call);
   }
   const device::cuda::CurrentDevice current(plan.device().cuda->ordinal());
-  const attention::VerboseCudaCall verbose(plan, inputs.q.dim(0), stream);
+  attention::VerboseCudaCall verbose(plan, inputs.q.dim(0), stream);
   if (has_tokens) {
     queue(call, workspace, stream);
   }

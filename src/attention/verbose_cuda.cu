@@ -38,7 +38,7 @@ VerboseCudaCall::VerboseCudaCall(const Plan& plan, std::int64_t tokens, Stream s
   }
 }
 
-void VerboseCudaCall::finish() const {
+void VerboseCudaCall::finish() {
   if (verbosity() == Verbosity::silent) {
     return;
   }
@@ -53,6 +53,7 @@ void VerboseCudaCall::finish() const {
     const BesideCaptures beside;
     timer_->stop(stream_);
     report.ms = timer_->milliseconds();
+    timer_.reset();
   }
   print(report);
 }

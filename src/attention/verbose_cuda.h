@@ -16,8 +16,8 @@ class VerboseCudaCall {
  public:
   VerboseCudaCall(const Plan& plan, std::int64_t tokens, Stream stream);
 
-  /// After the call's work has been queued: prints the line.
-  void finish() const;
+  /// After the call's work has been queued, once: prints the line.
+  void finish();
 
  private:
   const Plan& plan_;

@@ -23,7 +23,6 @@ namespace {
 
 using device::cuda::DeviceArray;
 using device::cuda::PlainMatrix;
-using device::cuda::PlainProduct;
 
 /// Where the elements of some matrices lie: dims in any order, with gaps, from an odd address on.
 struct Layout {
