@@ -194,7 +194,7 @@ TEST_F(MqaPassesTest, ListsHoldWhatATileCanAttendTo) {
   for (int i = 0; i < 300; ++i) {
     const Problem problem = random_problem();
     const MqaPasses passes = problem.plan(random_blocking(problem));
-    const std::optional<std::int64_t> columns = most_columns(problem.attention.rule);
+    const std::optional<std::int64_t> row_keys = most_row_keys(problem.attention.rule);
     for (const MqaSlice& slice : passes.slices) {
       const std::int64_t capacity = list_capacity(problem.attention.rule, problem.group, slice.keys);
       ASSERT_EQ(capacity % mqa::kKeyBlock, 0);
@@ -204,9 +204,9 @@ TEST_F(MqaPassesTest, ListsHoldWhatATileCanAttendTo) {
                                        [&](const RowsOnPath& rows) { return rows.request == request; });
         ASSERT_NE(some, problem.rows.end());
         const std::int64_t position = between(0, some->end - 1);
-        // Covered rows attend to all their keys, others to as many as a selection has columns.
+        // Covered rows attend to all their keys, others to as many as the rule says.
         const std::int64_t keys = problem.attention.rule.covers(position) ? position + 1
-                                  : columns                               ? std::min(*columns, some->keys)
+                                  : row_keys                              ? std::min(*row_keys, some->keys)
                                                                           : some->keys;
         ASSERT_GE(capacity, std::min(problem.group * keys, some->keys));
       }

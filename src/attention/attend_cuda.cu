@@ -3,6 +3,7 @@
 
 #include "attention/device_passes.h"
 #include "attention/project_cuda.h"
+#include "attention/verbose_cuda.h"
 #include "core/layout_text.h"
 #include "device/cuda/current.h"
 #include "headrace/cuda.h"
@@ -44,8 +45,6 @@ void validate(const Plan& plan, const Weights& weights, const Inputs& inputs, co
   inputs.requests.query_start.expect("query_start", {requests + 1});
   inputs.requests.seq_len.expect("seq_len", {requests});
   inputs.requests.block_table.expect("block_table", {requests, -1});
-  contiguous("query_start", inputs.requests.query_start.stride(0));
-  contiguous("seq_len", inputs.requests.seq_len.stride(0));
   if (inputs.selection.space != attention.space) {
     throw Error("selection.space", "the space of the plan's attention", "the other");
   }
@@ -85,6 +84,37 @@ attention::PathArenas arenas_of(const Plan& plan, Path path, std::span<std::byte
   return arenas;
 }
 
+/// What the plan's paths can read and write.
+void validate_for_paths(const attention::Call& call) {
+  const attention::DevicePasses& passes = *call.plan.device_passes();
+  for (const auto& [extents, tables] : passes.mha) {
+    if (!tables.passes.passes.empty()) {
+      attention::MhaSm90::validate(call);
+    }
+  }
+  if (!passes.mqa.tables.passes.stages.empty()) {
+    attention::MqaSm90::validate(call, passes.mqa.tables.tokens);
+  }
+}
+
+/// Queues the work of a call, path after path.
+void queue(const attention::Call& call, std::span<std::byte> workspace, Stream stream) {
+  const Plan& plan = call.plan;
+  const attention::DevicePasses& passes = *plan.device_passes();
+  const std::int64_t product_bytes = passes.projections->workspace_bytes();
+  for (const bool masked : {false, true}) {
+    const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
+    if (!tables.passes.passes.empty()) {
+      const Path path = masked ? Path::masked_mha : Path::dense_mha;
+      attention::mha_path(masked).run(call, extents, tables, arenas_of(plan, path, workspace, product_bytes), stream);
+    }
+  }
+  const auto& [extents, tables] = passes.mqa;
+  if (!tables.passes.stages.empty()) {
+    attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace, product_bytes), stream);
+  }
+}
+
 }  // namespace
 
 void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, const Outputs& outputs,
@@ -104,28 +134,17 @@ void attend(const Plan& plan, const Weights& weights, const Inputs& inputs, cons
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kAlignment != 0) {
     throw Error("workspace", "an address divisible by 256", layout_text(workspace.data(), kAlignment));
   }
-  if (inputs.q.dim(0) == 0) {
-    return;
+  const attention::Call call{plan, weights, inputs, outputs};
+  const bool has_tokens = inputs.q.dim(0) > 0;
+  if (has_tokens) {
+    validate_for_paths(call);
   }
   const device::cuda::CurrentDevice current(plan.device().cuda->ordinal());
-  const attention::Call call{plan, weights, inputs, outputs};
-  const attention::DevicePasses& passes = *plan.device_passes();
-  const std::int64_t product_bytes = passes.projections->workspace_bytes();
-  const bool has_mqa = !passes.mqa.tables.passes.stages.empty();
-  if (has_mqa) {
-    attention::MqaSm90::validate(call, passes.mqa.tables.tokens);
+  attention::VerboseCudaCall verbose(plan, inputs.q.dim(0), stream);
+  if (has_tokens) {
+    queue(call, workspace, stream);
   }
-  for (const bool masked : {false, true}) {
-    const auto& [extents, tables] = passes.mha[masked ? 1 : 0];
-    if (!tables.passes.passes.empty()) {
-      const Path path = masked ? Path::masked_mha : Path::dense_mha;
-      attention::mha_path(masked).run(call, extents, tables, arenas_of(plan, path, workspace, product_bytes), stream);
-    }
-  }
-  const auto& [extents, tables] = passes.mqa;
-  if (has_mqa) {
-    attention::mqa_path().run(call, extents, tables, arenas_of(plan, Path::topk_mqa, workspace, product_bytes), stream);
-  }
+  verbose.finish();
 }
 
 }  // namespace headrace

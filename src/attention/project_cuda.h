@@ -13,7 +13,8 @@
 namespace headrace::attention::cuda {
 
 /// The products with kv_b_proj on a GPU, in bfloat16 (project.h has the CPU's). Everything is on the device's memory;
-/// kv_b_proj is [H * (nope + v), R] contiguous: of head h first its W_UK rows, then its W_UV rows.
+/// kv_b_proj is [H * (nope + v), R]: of head h first its W_UK rows, then its W_UV rows. What does not lie at multiples
+/// of 16 bytes is slow.
 class Projections {
  public:
   /// Chooses the algorithms. @param library  outlives this. @throws Error where a dim is no multiple of 8

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -42,6 +43,7 @@ struct StreamState {
 struct State {
   std::map<const void*, std::size_t> shared_limits;  // of kernels that asked for more
   int captures = 0;                                  // that go on
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   cudaError_t last_error = cudaSuccess;
   int device = 0;  // the current one of two, whose memory is one
 };
@@ -58,6 +60,13 @@ cudaError_t remember(cudaError_t status) {
   return status;
 }
 
+/// What a cudaEvent_t points to.
+struct EventState {
+  std::chrono::steady_clock::time_point recorded;
+};
+
+EventState* event_state(cudaEvent_t event) { return reinterpret_cast<EventState*>(event); }
+
 StreamState* stream_state(cudaStream_t stream) { return reinterpret_cast<StreamState*>(stream); }
 
 /// memset and memcpy, which must not be given null even where nothing is to be done.
@@ -72,9 +81,9 @@ void copy(void* to, const void* from, std::size_t bytes) {
   }
 }
 
-/// For calls that are not allowed while a graph is captured.
+/// For calls that are not allowed while a graph is captured, unless the caller has said that it is careful.
 cudaError_t outside_captures(const std::function<void()>& work) {
-  if (state().captures > 0) {
+  if (state().captures > 0 && state().mode != cudaStreamCaptureModeRelaxed) {
     return remember(cudaErrorStreamCaptureUnsupported);
   }
   work();
@@ -114,6 +123,8 @@ cudaError_t launch(const void* kernel, const Configuration& configuration, const
 }  // namespace headrace::emulator
 
 using headrace::emulator::copy;
+using headrace::emulator::event_state;
+using headrace::emulator::EventState;
 using headrace::emulator::fill;
 using headrace::emulator::outside_captures;
 using headrace::emulator::queue;
@@ -247,6 +258,16 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   --state().captures;
   return cudaSuccess;
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const StreamState* own = stream_state(stream);
+  const bool captured = own != nullptr && own->capture != nullptr;
+  *status = captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, state().mode);
+  return cudaSuccess;
+}
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long /*flags*/) {
   *executable = reinterpret_cast<cudaGraphExec_t>(std::make_unique<Work>(*reinterpret_cast<Work*>(graph)).release());
   return cudaSuccess;
@@ -267,6 +288,28 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   const std::unique_ptr<Work> own(reinterpret_cast<Work*>(executable));
+  return cudaSuccess;
+}
+
+// ---- events ---------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = reinterpret_cast<cudaEvent_t>(std::make_unique<EventState>().release());
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const std::unique_ptr<EventState> own(event_state(event));
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return queue(stream, [event] { event_state(event)->recorded = std::chrono::steady_clock::now(); });
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) {
+  return outside_captures([] {});
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t stop) {
+  const auto passed = event_state(stop)->recorded - event_state(start)->recorded;
+  *milliseconds = std::chrono::duration<float, std::milli>(passed).count();
   return cudaSuccess;
 }
 

@@ -14,6 +14,7 @@
 #include "run_alone.h"
 #include "support/attention_case.h"
 #include "support/compare.h"
+#include "support/errors.h"
 #include "support/output_buffer.h"
 #include "support/random.h"
 
@@ -163,6 +164,46 @@ INSTANTIATE_TEST_SUITE_P(MhaPaths, AttendInCompany, testing::Values(Path::dense_
 
 INSTANTIATE_TEST_SUITE_P(MhaPaths, Attend, testing::Values(Path::dense_mha, Path::masked_mha),
                          [](const auto& path) { return std::string(name_of(path.param)); });
+
+/// What the flash-attention kernel cannot read or write is refused before anything is queued.
+TEST(AttendOnCuda, WhatDoesNotSuitTheMhaPathsIsRefused) {
+  for (const Path path : {Path::dense_mha, Path::masked_mha}) {
+    CaseSpec spec;
+    spec.geometry = {2, 64, 128, 64, 128};
+    spec.compute = DType::bfloat16;
+    spec.out = DType::bfloat16;
+    spec.format = CacheFormat::bfloat16;
+    spec.rule = SelectionRule::none();
+    spec.requests = {{4, 0}, {3, 0}};
+    const AttentionCase problem(spec);
+    const CaseOnDevice on_device(problem);
+    const UploadedPlan made(plan_on_gpu(problem, problem.batch(), path));
+    OutputBuffer result = problem.output_buffer();
+    const OutputsOnDevice outputs(result.outputs());
+    const device::cuda::DeviceBuffer workspace(made.get().workspace_bytes());
+    workspace.fill(std::byte{0x11});
+    const auto call = [&](const Inputs& inputs, const Outputs& to) {
+      return [&] {
+        attend(made.get(), on_device.weights(), inputs, to,
+               {workspace.data(), static_cast<std::size_t>(workspace.size_bytes())}, Stream{});
+      };
+    };
+    Inputs inputs = on_device.inputs();
+    inputs.q = ConstAnyView(inputs.q.data(), DType::bfloat16, 3, inputs.q.shape(), {2 * 196, 196, 1, 0});
+    EXPECT_TRUE(throws_error(call(inputs, outputs.get()), "q: expected an address divisible by 16"));
+    Outputs to = outputs.get();
+    to.out = AnyView(to.out.data(), DType::bfloat16, 3, to.out.shape(), {2 * 132, 132, 1, 0});
+    EXPECT_TRUE(throws_error(call(on_device.inputs(), to), "out: expected an address divisible by 16"));
+    inputs = on_device.inputs();
+    inputs.requests.query_start =
+        View<const std::int32_t>(inputs.requests.query_start.data(), 1, {3, 0, 0, 0}, {2, 0, 0, 0});
+    EXPECT_TRUE(throws_error(call(inputs, outputs.get()), "query_start: expected contiguous"));
+    device::cuda::synchronize(Stream{});
+    std::vector<std::byte> untouched(static_cast<std::size_t>(workspace.size_bytes()));
+    workspace.download(untouched);
+    EXPECT_TRUE(std::ranges::all_of(untouched, [](std::byte byte) { return byte == std::byte{0x11}; }));
+  }
+}
 
 TEST(AttendOnCuda, OtherGeometriesAreRefusedWithTheReason) {
   CaseSpec spec;

@@ -33,8 +33,9 @@ struct Kind {
   std::optional<Path> force = std::nullopt;
   SelectionSpace space = SelectionSpace::request_position;
   CacheFormat format = CacheFormat::bfloat16;
-  double mqa_rate = 1.0;   ///< of topk_mqa, in that of the nominal profile
-  double mask_rate = 1.0;  ///< of lists and masks, likewise
+  std::int64_t padding = 0;  ///< of selections at most
+  double mqa_rate = 1.0;     ///< of topk_mqa, in that of the nominal profile
+  double mask_rate = 1.0;    ///< of lists and masks, likewise
 };
 
 std::ostream& operator<<(std::ostream& stream, const Kind& kind) { return stream << kind.name; }
@@ -77,6 +78,13 @@ const Kind kKinds[] = {
      .rule = SelectionRule::lightning(60),
      .force = Path::topk_mqa,
      .format = CacheFormat::fp8_ds_mla},
+    // Lists have room for 128 keys a row, and a spoilt row may name more.
+    {.name = "topk_in_wide_rows",
+     .geometry = {64, 512, 64, 0, 64},
+     .requests = {{4, 700}, {2, 60}, {1, 300}},
+     .rule = SelectionRule::lightning(60),
+     .force = Path::topk_mqa,
+     .padding = 800},
     {.name = "dense_and_topk_in_a_request",
      .geometry = kBoth,
      .requests = {{460, 0}, {5, 60}},
@@ -111,10 +119,12 @@ struct Integers {
     const std::int64_t b = random.below(static_cast<std::int64_t>(spoilt.size()));
     spoilt[static_cast<std::size_t>(b)] = true;
     const auto request = static_cast<std::size_t>(b);
+    const bool all_keys = random.chance(0.3);  // as many as there are columns for
     for (std::int64_t t = lengths.query_start[request]; t < lengths.query_start[request + 1]; ++t) {
-      for (std::int64_t i = 0; i < host.index.dim(1) && random.chance(0.8); ++i) {
+      for (std::int64_t i = 0; i < host.index.dim(1) && (all_keys || random.chance(0.8)); ++i) {
         index[static_cast<std::size_t>(t * host.index.stride(0) + i)] =
-            hostile<std::int32_t>(random, {lengths.seq_len[request], cache.num_slots(), cache.num_pages, t});
+            all_keys ? static_cast<std::int32_t>(i)
+                     : hostile<std::int32_t>(random, {lengths.seq_len[request], cache.num_slots(), cache.num_pages, t});
       }
       if (!count.empty()) {
         count[static_cast<std::size_t>(t)] = hostile<std::int32_t>(random, {host.index.dim(1)});
@@ -245,10 +255,14 @@ class HostileAttend : public testing::TestWithParam<Kind> {
     spec.requests = kind.requests;
     spec.page_size = 1 + random_.below(40);
     spec.width = 1 + random_.below(60);
+    spec.padding = kind.padding > 0 && random_.chance(0.75) ? random_.below(kind.padding) : 0;
     spec.space = kind.space;
     spec.with_count = random_.chance(0.5);
     spec.with_sink = random_.chance(0.5);
-    spec.gap = 8 * random_.below(2);
+    // The flash-attention kernel takes rows at multiples of 16 bytes alone.
+    spec.gap = kind.force == Path::topk_mqa ? random_.below(9) : 8 * random_.below(2);
+    spec.row_gap = random_.below(3);
+    spec.page_gap = random_.below(3);
     spec.seed = random_.bits();
     return spec;
   }

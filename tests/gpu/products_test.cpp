@@ -137,14 +137,14 @@ TEST(GpuProduct, IsTheSumOfItsTerms) {
   const ProductLibrary library;
   for (const bool transposed : {false, true}) {
     for (const std::int64_t batch : {1, 5}) {
-      for (const bool gaps : {false, true}) {
+      // The last one's operands do not suit cuBLASLt.
+      for (const Gaps& gap : {Gaps{}, Gaps{16, 8, 24}, Gaps{3, 5, 7}}) {
         const ProductShape shape{.columns = 8 * (1 + random.below(30)),
                                  .inner = 8 * (1 + random.below(70)),
                                  .batch = batch,
                                  .b_transposed = transposed};
         ProductShape wide = shape;
         wide.out = DType::float32;
-        const Gaps gap = gaps ? Gaps{16, 8, 24} : Gaps{};
         SCOPED_TRACE(std::to_string(shape.columns) + " columns, inner " + std::to_string(shape.inner) + ", batch " +
                      std::to_string(batch) + (transposed ? ", transposed" : ""));
         product_case<bfloat16>(library, shape, gap, random);
@@ -240,8 +240,6 @@ TEST(GpuProduct, OfWhatItCannotDoIsRefused) {
   EXPECT_TRUE(test::throws_error(call(a, {memory.data(), {1, 16, 8}}, c), "product b"));
   EXPECT_TRUE(test::throws_error(call(a, b, View<bfloat16>(memory.data(), {5, 1, 16})), "product c"));
   EXPECT_TRUE(test::throws_error(call(a, b, View<float>(nullptr, {4, 1, 16})), "product c"));
-  EXPECT_TRUE(test::throws_error(call({memory.data() + 1, {4, 1, 8}}, b, c), "16 bytes"));
-  EXPECT_TRUE(test::throws_error(call({memory.data(), 3, {4, 1, 8}, {12, 8, 1}}, b, c), "16 bytes"));
 }
 
 /// Rows whose results lie beyond 2^32 elements.

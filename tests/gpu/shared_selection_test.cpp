@@ -32,6 +32,7 @@ struct Kind {
   SelectionRule rule;
   SelectionSpace space = SelectionSpace::request_position;
   CacheFormat format = CacheFormat::bfloat16;
+  std::int64_t padding = 0;
   std::optional<Path> force = std::nullopt;
   double mqa_rate = 1.0;   ///< of topk_mqa, in that of the nominal profile
   double mask_rate = 1.0;  ///< of lists and masks, likewise
@@ -57,6 +58,12 @@ const Kind kKinds[] = {
      .requests = {{200, 0}, {2, 900}},
      .rule = SelectionRule::lightning(60),
      .format = CacheFormat::fp8,
+     .force = Path::topk_mqa},
+    {.name = "topk_in_wide_rows",
+     .paths = {Path::topk_mqa},
+     .requests = {{70, 100}, {5, 60}},
+     .rule = SelectionRule::lightning(40),
+     .padding = 160,
      .force = Path::topk_mqa},
     {.name = "masked",
      .paths = {Path::masked_mha},
@@ -102,6 +109,7 @@ class SharedSelection : public testing::TestWithParam<Kind> {
     spec.requests = GetParam().requests;
     spec.page_size = 16;
     spec.width = 40;
+    spec.padding = GetParam().padding;
     spec.space = GetParam().space;
     spec.with_count = false;
     spec.gap = 8;

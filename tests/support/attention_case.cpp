@@ -50,9 +50,9 @@ std::ostream& operator<<(std::ostream& stream, const CaseSpec& spec) {
     stream << ' ' << request.query_len << '+' << request.context_len;
   }
   return stream << ", page size " << spec.page_size << ", spare pages " << spec.spare_pages << ", gaps " << spec.row_gap
-                << '/' << spec.page_gap << '/' << spec.gap << ", width " << spec.width << ", space "
-                << (spec.space == SelectionSpace::cache_slot ? "cache_slot" : "request_position") << ", selection "
-                << spec.with_selection << ", count " << spec.with_count << ", sink " << spec.with_sink
+                << '/' << spec.page_gap << '/' << spec.gap << ", width " << spec.width << '+' << spec.padding
+                << ", space " << (spec.space == SelectionSpace::cache_slot ? "cache_slot" : "request_position")
+                << ", selection " << spec.with_selection << ", count " << spec.with_count << ", sink " << spec.with_sink
                 << ", repeated page " << spec.repeat_page << ", spread " << spec.spread << ", seed " << spec.seed;
 }
 
@@ -227,11 +227,14 @@ std::int32_t AttentionCase::trap(Random& random, const attention::OracleQuery& q
 void AttentionCase::write_selection(Random& random) {
   const bool sized_by_rule =
       spec_.rule.kind() == SelectionRule::Kind::lightning || spec_.rule.kind() == SelectionRule::Kind::kpool;
-  width_ = sized_by_rule ? spec_.rule.width() : spec_.width;
+  width_ = (sized_by_rule ? spec_.rule.width() : spec_.width) + spec_.padding;
   index_.assign(at(tokens_ * (width_ + spec_.gap)), 0);
   count_.assign(at(tokens_), 0);
   for (const attention::OracleQuery& query : queries()) {
     write_selection_row(random, query);
+    if (spec_.padding > 0 && !spec_.rule.covers(query.position)) {
+      pad_selection_row(random, query);
+    }
   }
 }
 
@@ -250,13 +253,14 @@ void AttentionCase::write_selection_row(Random& random, const attention::OracleQ
     return;
   }
 
-  std::int64_t count = spec_.with_count ? random.below(width_ + 1) : width_;
+  const std::int64_t width = width_ - spec_.padding;
+  std::int64_t count = spec_.with_count ? random.below(width + 1) : width;
   const std::int64_t style = random.below(5);
   std::vector<std::int64_t> keys(at(covered ? query.position + 1 : visible));
   std::iota(keys.begin(), keys.end(), 0);
   shuffle(keys, random);
   if (covered || style == 0) {  // as many keys as there are
-    count = spec_.with_count ? std::min(width_, static_cast<std::int64_t>(keys.size())) : width_;
+    count = spec_.with_count ? std::min(width, static_cast<std::int64_t>(keys.size())) : width;
     for (std::int64_t i = 0; i < count; ++i) {
       row[i] = at(i) < keys.size() ? entry(query.request, keys[at(i)]) : -1;
     }
@@ -268,6 +272,23 @@ void AttentionCase::write_selection_row(Random& random, const attention::OracleQ
     }
   }
   count_[at(query.token)] = static_cast<std::int32_t>(count);
+}
+
+/// Other columns get what a row ignores or has already, so that it keeps the rule's word; then they all mix.
+void AttentionCase::pad_selection_row(Random& random, const attention::OracleQuery& query) {
+  std::int32_t& count = count_[at(query.token)];
+  if (spec_.with_count && random.chance(0.5)) {
+    return;  // none of the others counts
+  }
+  std::int32_t* row = selection_row(query.token);
+  const bool repeats = count > 0 && random.chance(0.5);
+  for (std::int64_t i = count; i < width_; ++i) {
+    row[i] = repeats && random.chance(0.5) ? row[random.below(count)] : trap(random, query);
+  }
+  std::vector<std::int32_t> entries(row, row + width_);
+  shuffle(entries, random);
+  std::ranges::copy(entries, row);
+  count = random.chance(0.5) ? kHuge : static_cast<std::int32_t>(width_);
 }
 
 void AttentionCase::shuffle_selection(std::uint64_t seed) {

@@ -35,6 +35,7 @@ struct CaseSpec {
   std::int64_t page_gap = 0;     ///< between pages of the cache, likewise
   std::int64_t gap = 0;          ///< elements between rows of q, out, lse, the selection and the block table
   std::int64_t width = 8;        ///< columns of the selection where the rule does not say
+  std::int64_t padding = 0;      ///< columns beyond them, of nothing that a row has not selected anyway
   SelectionSpace space = SelectionSpace::request_position;
   bool with_selection = true;
   bool with_count = true;
@@ -81,6 +82,7 @@ class AttentionCase {
   void write_cache(Random& random);
   void write_selection(Random& random);
   void write_selection_row(Random& random, const attention::OracleQuery& query);
+  void pad_selection_row(Random& random, const attention::OracleQuery& query);
   [[nodiscard]] std::int64_t slot(std::int64_t request, std::int64_t key) const;
   [[nodiscard]] std::int32_t entry(std::int64_t request, std::int64_t key) const;
   [[nodiscard]] std::int32_t trap(Random& random, const attention::OracleQuery& query) const;

@@ -105,6 +105,7 @@ CaseSpec any_case(const Demand& demand) {
   spec.page_gap = one_in(2) ? between(0, 9) : 0;
   spec.gap = one_in(2) ? between(0, 5) : 0;
   spec.width = one_in(4) ? between(0, 130) : between(0, 20);
+  spec.padding = one_in(4) ? between(0, 60) : 0;
   spec.space = !demand.by_position && one_in(3) ? SelectionSpace::cache_slot : SelectionSpace::request_position;
   spec.with_selection = spec.rule.kind() != SelectionRule::Kind::none || *rc::gen::arbitrary<bool>();
   spec.with_count = *rc::gen::arbitrary<bool>();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A block of threads copies one row, all its heads, in chunks of 16 bytes. Floor: every byte is read and written once.
+// A block of threads copies one row, all its heads, in chunks of 16 bytes, or of one element where the tokens' rows do
+// not lie at multiples of 16 bytes. Floor: every byte is read and written once.
 
 #include <cuda_runtime.h>
 
@@ -27,10 +28,11 @@ struct SlotCopy {
   std::int64_t chunks;  ///< of a head
   std::int64_t token_stride;
   std::int64_t head_stride;
+  std::int64_t chunk_bytes;  ///< kChunkBytes, or those of an element
 };
 
-template <bool kToSlots>
-__global__ void __launch_bounds__(kThreads) slot_copy_kernel(const SlotCopy p, const uint4* from, uint4* to) {
+template <bool kToSlots, class Chunk>
+__global__ void __launch_bounds__(kThreads) slot_copy_kernel(const SlotCopy p, const Chunk* from, Chunk* to) {
   const std::int64_t slot = blockIdx.x;
   const UnionTile tile = p.tiles[slot / p.group];
   const std::int64_t row = slot % p.group;
@@ -41,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) slot_copy_kernel(const SlotCopy p, c
     const std::int64_t in_slots = slot * chunks + i;
     const std::int64_t in_tokens = token * p.token_stride + i / p.chunks * p.head_stride + i % p.chunks;
     if (kToSlots) {
-      to[in_slots] = exists ? from[in_tokens] : uint4{};
+      to[in_slots] = exists ? from[in_tokens] : Chunk{};
     } else if (exists) {
       to[in_tokens] = from[in_slots];
     }
@@ -72,14 +74,14 @@ SlotCopy describe(View<const UnionTile> tiles, std::int64_t group, const ConstAn
   token_rows.expect("rows", {-1, heads, -1});
   expect_dtype("rows", dtype, token_rows.dtype());
   expect(token_rows.dim(2) >= columns, "rows", "as many columns as the slots have", token_rows);
-  expect(token_rows.stride(2) == 1 && in_chunks(token_rows.stride(0), dtype) && in_chunks(token_rows.stride(1), dtype),
-         "rows", "contiguous columns, and strides divisible by 16 bytes", token_rows);
+  expect(token_rows.stride(2) == 1, "rows", "contiguous columns", token_rows);
   expect(slots.stride(2) == 1 && slots.stride(1) == columns && slots.stride(0) == heads * columns &&
              in_chunks(columns, dtype),
          "slots", "contiguous rows of heads divisible by 16 bytes", slots);
-  expect(starts_a_chunk(token_rows.data()), "rows", "an address divisible by 16", token_rows);
   expect(starts_a_chunk(slots.data()), "slots", "an address divisible by 16", slots);
-  const std::int64_t chunk = kChunkBytes / size_of(dtype);
+  const bool aligned = starts_a_chunk(token_rows.data()) && in_chunks(token_rows.stride(0), dtype) &&
+                       in_chunks(token_rows.stride(1), dtype);
+  const std::int64_t chunk = aligned ? kChunkBytes / size_of(dtype) : 1;
   return {.tiles = tiles.data(),
           .num_rows = slots.dim(0),
           .group = group,
@@ -87,15 +89,35 @@ SlotCopy describe(View<const UnionTile> tiles, std::int64_t group, const ConstAn
           .heads = heads,
           .chunks = columns / chunk,
           .token_stride = token_rows.stride(0) / chunk,
-          .head_stride = token_rows.stride(1) / chunk};
+          .head_stride = token_rows.stride(1) / chunk,
+          .chunk_bytes = chunk * size_of(dtype)};
+}
+
+template <bool kToSlots, class Chunk>
+void launch_in(const SlotCopy& copy, const void* from, void* to, Stream stream) {
+  device::cuda::launch("slot rows", slot_copy_kernel<kToSlots, Chunk>, static_cast<unsigned>(copy.num_rows), kThreads,
+                       0, stream, copy, static_cast<const Chunk*>(from), static_cast<Chunk*>(to));
 }
 
 template <bool kToSlots>
 void launch(const SlotCopy& copy, const void* from, void* to, Stream stream) {
-  if (copy.num_rows > 0) {
-    device::cuda::launch("slot rows", slot_copy_kernel<kToSlots>, static_cast<unsigned>(copy.num_rows), kThreads, 0,
-                         stream, copy, static_cast<const uint4*>(from), static_cast<uint4*>(to));
+  if (copy.num_rows == 0) {
+    return;
   }
+  if (copy.chunk_bytes == kChunkBytes) {
+    launch_in<kToSlots, uint4>(copy, from, to, stream);
+  } else if (copy.chunk_bytes == sizeof(std::uint32_t)) {
+    launch_in<kToSlots, std::uint32_t>(copy, from, to, stream);
+  } else {
+    launch_in<kToSlots, std::uint16_t>(copy, from, to, stream);
+  }
+}
+
+template <bool kToSlots>
+void load() {
+  device::cuda::load(slot_copy_kernel<kToSlots, uint4>);
+  device::cuda::load(slot_copy_kernel<kToSlots, std::uint32_t>);
+  device::cuda::load(slot_copy_kernel<kToSlots, std::uint16_t>);
 }
 
 }  // namespace
@@ -112,8 +134,8 @@ void copy_from_slots(View<const UnionTile> tiles, std::int64_t group, ConstAnyVi
 }
 
 void load_slot_rows() {
-  device::cuda::allow_shared_memory(slot_copy_kernel<true>, 0);
-  device::cuda::allow_shared_memory(slot_copy_kernel<false>, 0);
+  load<true>();
+  load<false>();
 }
 
 }  // namespace headrace::attention::mqa

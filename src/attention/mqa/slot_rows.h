@@ -8,8 +8,8 @@
 #include "headrace/view.h"
 
 /// Rows in the order of tiles: slot row group * t + r is row r of tile t. Views are on the device's memory; calls queue
-/// work on a stream, allocate nothing and can be captured in a graph. Rows of heads are copied 16 bytes at a time, so
-/// that addresses, and the bytes of a head's row and of every stride, are multiples of 16.
+/// work on a stream, allocate nothing and can be captured in a graph. Rows of heads are copied 16 bytes at a time where
+/// the tokens' address and strides are multiples of that, and else element by element. Slots lie at multiples of it.
 namespace headrace::attention::mqa {
 
 /// Copies the first columns of the tiles' tokens to slot rows; those that a tile lacks become zeros.

@@ -8,7 +8,8 @@
 //                     the work of group b % 2, which also makes them weights P; then both groups do O += P V with their
 //                     half of the columns, the maker from its registers, the other from shared memory.
 //   warp group 2      gathers: queries, then K blocks, row by row, in 16-byte copies to where the products want them;
-//                     quantised rows on their way through its registers.
+//                     quantised rows on their way through its registers. A kernel of its own reads rows that do not
+//                     lie at multiples of 16 bytes, of any format, value by value.
 // While one group works on a softmax the other one's products run: S of block b + 1 beside the softmax of block b, and
 // P V of block b beside the softmax of block b + 1. Both groups add the blocks in the same order and rescale by the
 // same running maxima, which travel with P, so that the two halves of a row are halves of one sum.
@@ -67,7 +68,9 @@ __global__ void __launch_bounds__(kThreads, 1) mqa_kernel(const __grid_constant_
   const int group = static_cast<int>(threadIdx.x) / kWarpGroup;
   if (threadIdx.x == 0) {
     constexpr int kWarps = kWarpGroup / kWarp;
-    Barrier::init(&smem.full_q, kWarpGroup);
+    // Rope queries that are stored beside copied latents arrive by themselves.
+    constexpr bool kStored = kFormat == kAnyRows && kQk > kRank;
+    Barrier::init(&smem.full_q, kStored ? 2 * kWarpGroup : kWarpGroup);
     Barrier::init(&smem.empty_q, kConsumers * kWarps);
     for (int i = 0; i < 2; ++i) {
       // A rope key that is copied beside converted columns arrives by itself.
@@ -102,7 +105,7 @@ void load_kernel() {
   device::cuda::allow_shared_memory(mqa_kernel<kQk, kFormat>, sizeof(SharedStorage<kQk>));
 }
 
-/// Calls use.operator()<d_qk, format>() for a kernel.
+/// Calls use.operator()<d_qk, format>() for a kernel. @param format  or kAnyRows
 template <class Use>
 void with_kernel(bool has_rope, CacheFormat format, const Use& use) {
   const auto with_format = [&]<int kQk>() {
@@ -113,21 +116,32 @@ void with_kernel(bool has_rope, CacheFormat format, const Use& use) {
         return use.template operator()<kQk, CacheFormat::fp8>();
       case CacheFormat::fp8_ds_mla:
         return use.template operator()<kQk, CacheFormat::fp8_ds_mla>();
-      case CacheFormat::float32:
-        throw Error("keys", "rows of bfloat16, fp8 or fp8_ds_mla", "float32");
+      case kAnyRows:
+        return use.template operator()<kQk, kAnyRows>();
     }
   };
   has_rope ? with_format.template operator()<kRank + kRope>() : with_format.template operator()<kRank>();
 }
 
 /// @param strides  in bytes
-void expect_aligned(const char* name, const void* address, std::initializer_list<std::int64_t> strides = {}) {
-  bool aligned = reinterpret_cast<std::uintptr_t>(address) % kChunkBytes == 0;
-  for (const std::int64_t stride : strides) {
-    aligned = aligned && stride % kChunkBytes == 0;
-  }
-  if (!aligned) {
-    throw Error(name, "an address and strides divisible by 16 bytes", layout_text(address, kChunkBytes, strides));
+bool is_aligned(const void* address, std::initializer_list<std::int64_t> strides) {
+  return reinterpret_cast<std::uintptr_t>(address) % kChunkBytes == 0 &&
+         std::ranges::all_of(strides, [](std::int64_t stride) { return stride % kChunkBytes == 0; });
+}
+
+/// The kernel that reads a pass's keys and queries: 16 bytes at once, where they lie so, or value by value.
+CacheFormat reader_of(const Pass& pass) {
+  const KeyRows& keys = pass.keys;
+  const bool one_page = keys.first_row == nullptr && keys.num_pages <= 1;
+  const bool aligned =
+      is_aligned(keys.data, {one_page ? 0 : keys.page_stride, keys.row_stride}) &&
+      (!pass.has_rope || is_aligned(pass.query_rope, {pass.query_rope_stride * 2, pass.query_rope_head_stride * 2}));
+  return aligned ? keys.format : kAnyRows;
+}
+
+void expect_aligned(const char* name, const void* address) {
+  if (!is_aligned(address, {})) {
+    throw Error(name, "an address divisible by 16 bytes", layout_text(address, kChunkBytes));
   }
 }
 
@@ -165,12 +179,8 @@ Params params_of(const Pass& pass) {
 void validate(const Pass& pass) {
   expect_aligned("query", pass.query);
   expect_aligned("attended", pass.attended);
-  expect_aligned("cache", pass.keys.data, {pass.keys.page_stride, pass.keys.row_stride});
   if (pass.keys.first_row != nullptr && pass.keys.format != CacheFormat::bfloat16) {
     throw Error("keys", "bfloat16 where rows lie one after another", std::string(name_of(pass.keys.format)));
-  }
-  if (pass.has_rope) {
-    expect_aligned("q", pass.query_rope, {pass.query_rope_stride * 2, pass.query_rope_head_stride * 2});
   }
   const std::int64_t tiles = pass.lists.tiles.dim(0);
   const std::int64_t capacity = pass.lists.keys.dim(1);
@@ -218,7 +228,7 @@ KeyRows rows_in_pages(CacheFormat format, const CacheView& cache, const View<con
 
 void load() {
   for (const bool has_rope : {false, true}) {
-    for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla}) {
+    for (const CacheFormat format : {CacheFormat::bfloat16, CacheFormat::fp8, CacheFormat::fp8_ds_mla, kAnyRows}) {
       with_kernel(has_rope, format, [&]<int kQk, CacheFormat kFormat>() { load_kernel<kQk, kFormat>(); });
     }
   }
@@ -234,7 +244,7 @@ void launch(const Pass& pass, int multiprocessors, Stream stream) {
     check(cudaMemsetAsync(pass.counter, 0, sizeof(std::int32_t), device::cuda::native(stream)), "cudaMemsetAsync");
   }
   const auto blocks = static_cast<unsigned>(std::min(multiprocessors, params.num_tiles * params.parts));
-  with_kernel(pass.has_rope, pass.keys.format, [&]<int kQk, CacheFormat kFormat>() {
+  with_kernel(pass.has_rope, reader_of(pass), [&]<int kQk, CacheFormat kFormat>() {
     device::cuda::launch("top-k MQA", mqa_kernel<kQk, kFormat>, blocks, kThreads, sizeof(SharedStorage<kQk>), stream,
                          params);
   });

@@ -14,10 +14,11 @@
 /// memory; nothing here needs a CUDA header.
 namespace headrace::attention::mqa::sm90 {
 
-/// Where the keys' rows lie, and in which format: bfloat16, fp8 or fp8_ds_mla.
+/// Where the keys' rows lie, and in which format. The kernel is made for an address and strides that are multiples of
+/// 16 bytes, and for other formats than float32. Others are read value by value, which is slow.
 struct KeyRows {
-  const std::byte* data = nullptr;  ///< divisible by 16
-  std::int64_t row_stride = 0;      ///< bytes, a multiple of 16
+  const std::byte* data = nullptr;
+  std::int64_t row_stride = 0;  ///< bytes
   CacheFormat format = CacheFormat::bfloat16;
   float scale = 1.0F;  ///< of fp8
 
@@ -28,7 +29,7 @@ struct KeyRows {
   std::int64_t table_width = 0;
   std::int64_t num_pages = 0;
   std::int64_t page_size = 0;
-  std::int64_t page_stride = 0;  ///< bytes, a multiple of 16
+  std::int64_t page_stride = 0;  ///< bytes
 
   /// [B]: the keys of request b are rows first_row[b] and following, of bfloat16; or null.
   const std::int64_t* first_row = nullptr;
@@ -52,7 +53,7 @@ struct Pass {
   const void* query = nullptr;
   bool rows_are_tokens = false;
   /// The rope part of the queries: element (token, head, column) at query_rope[token * stride + head * head_stride +
-  /// column], bfloat16; an address divisible by 16 and strides that are multiples of 8.
+  /// column], bfloat16. As for keys, other addresses and strides than multiples of 16 bytes are slow.
   const void* query_rope = nullptr;
   std::int64_t query_rope_stride = 0;
   std::int64_t query_rope_head_stride = 0;
@@ -77,7 +78,7 @@ void load();
 
 /// Queues a pass on a stream.
 /// @param multiprocessors  of the device, which is current
-/// @throws Error when an address or a stride does not suit 16-byte copies, or CUDA reports an error
+/// @throws Error when the address of `query` or `attended` does not suit 16-byte copies, or CUDA reports an error
 void launch(const Pass& pass, int multiprocessors, Stream stream);
 
 }  // namespace headrace::attention::mqa::sm90

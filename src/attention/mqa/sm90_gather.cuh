@@ -64,6 +64,9 @@ __device__ inline void copy_column_block(std::byte* to, const SourceRows& rows, 
   }
 }
 
+/// Stands for a kernel that reads keys of any format, and queries, at any addresses, value by value.
+inline constexpr CacheFormat kAnyRows = CacheFormat::float32;
+
 /// Finds the rows of a tile's keys, block after block. A lane finds one of the sixteen rows that its warp copies (the
 /// upper half of a warp does what the lower does) and the warp exchanges them.
 /// @tparam kFormat  rows that lie one after another, as converted ones do, are bfloat16
@@ -109,7 +112,9 @@ class RowFinder {
  private:
   static constexpr int kRowsOfAWarp = kWarp / kChunks;  // at once
 
-  __device__ bool in_pages() const { return kFormat != CacheFormat::bfloat16 || keys_.first_row == nullptr; }
+  __device__ bool in_pages() const {
+    return (kFormat != CacheFormat::bfloat16 && kFormat != kAnyRows) || keys_.first_row == nullptr;
+  }
 
   __device__ void read_position() {
     position_ = blocks_ > 0 ? __ldg(list_) : -1;
@@ -157,6 +162,41 @@ struct Place {
         chunk(thread % kChunks),
         target(row * kRowBytes + ((chunk ^ row % kChunks) * kChunkBytes)) {}
 };
+
+/// Eight values from number `first` on of what lies at an address; zeros where nothing does.
+template <class T>
+__device__ cache::cuda::LaneValues<T> read_values(const std::byte* from, bool exists, int first) {
+  cache::cuda::LaneValues<T> values;
+  if (exists) {
+#pragma unroll
+    for (int j = 0; j < cache::cuda::kLaneValues; ++j) {
+      values[j] = __ldg(reinterpret_cast<const T*>(from) + first + j);
+    }
+  }
+  return values;
+}
+
+/// Rounds eight values once and puts them into the thread's row i of a column block.
+template <class T>
+__device__ void store_values(std::byte* to, int i, const cache::cuda::LaneValues<T>& values, float scale) {
+  *reinterpret_cast<uint4*>(to + i * kRowsAtOnce * kRowBytes) =
+      cache::cuda::from_float<__nv_bfloat16>(cache::cuda::to_float(values, scale), 1.0F).words[0];
+}
+
+/// The thread's eight values of each of its rows of a column block, read one by one.
+/// @param offset  bytes from a row's start to its value 0
+template <class T>
+__device__ void copy_values(std::byte* to, const SourceRows& rows, int first, int offset, float scale) {
+  cache::cuda::LaneValues<T> values[kRowsAThread];
+#pragma unroll
+  for (int i = 0; i < kRowsAThread; ++i) {
+    values[i] = read_values<T>(rows.data[i] + offset, rows.exists[i], first);
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsAThread; ++i) {
+    store_values(to, i, values[i], scale);
+  }
+}
 
 /// Brings a tile's keys into the buffers, block after block: of each first the columns of the left half, then all
 /// others. Each time it arrives at a barrier, and what comes next has been asked for already.
@@ -305,6 +345,90 @@ class KeyCopies {
   const std::byte* codes_at_[kRowsAThread];  ///< of the thread's columns of column block 0
 };
 
+/// Where keys are not laid out for copies of 16 bytes: what they hold is read value by value, rounded once and stored.
+/// That is slow, but any layout is served. Consumers put the fence, as above.
+template <int kQk>
+class KeyCopies<kQk, kAnyRows> {
+ public:
+  __device__ KeyCopies(const Params& p, const TileWork& work, const Place& place)
+      : finder_(p, work), format_(p.keys.format), scale_(p.keys.scale), place_(place), rows_(finder_.rows()) {}
+
+  __device__ void bring_left(std::byte (*buffer)[kColumnBlockBytes], std::uint64_t& full) {
+    bring(buffer, 0, kHalfBlocks);
+    finder_.look_ahead();
+    Barrier::arrive(&full);
+  }
+  __device__ void bring_others(std::byte (*buffer)[kColumnBlockBytes], std::uint64_t& full) {
+    bring(buffer, kHalfBlocks, kLatentBlocks);
+    if constexpr (kQk > kRank) {
+      bring_rope(buffer[kLatentBlocks]);
+    }
+    rows_ = finder_.rows();
+    Barrier::arrive(&full);
+  }
+
+ private:
+  static constexpr int kBlocksAGroup = static_cast<int>(cache::kScaleGroupSize) / kColumns;
+
+  /// Column blocks [first, end) of the latents.
+  __device__ void bring(std::byte (*buffer)[kColumnBlockBytes], int first, int end) const {
+#pragma unroll 1
+    for (int c = first; c < end; ++c) {
+      switch (format_) {
+        case CacheFormat::float32:
+          copy_values<float>(buffer[c] + place_.target, rows_, value_of(c), 0, 1.0F);
+          break;
+        case CacheFormat::bfloat16:
+          copy_values<__nv_bfloat16>(buffer[c] + place_.target, rows_, value_of(c), 0, 1.0F);
+          break;
+        case CacheFormat::fp8:
+          copy_values<cache::cuda::E4m3>(buffer[c] + place_.target, rows_, value_of(c), 0, scale_);
+          break;
+        case CacheFormat::fp8_ds_mla:
+          copy_groups(buffer[c] + place_.target, c);
+          break;
+      }
+    }
+  }
+
+  __device__ void bring_rope(std::byte* column_block) const {
+    switch (format_) {
+      case CacheFormat::float32:
+        return copy_values<float>(column_block + place_.target, rows_, value_of(kLatentBlocks), 0, 1.0F);
+      case CacheFormat::bfloat16:
+        return copy_values<__nv_bfloat16>(column_block + place_.target, rows_, value_of(kLatentBlocks), 0, 1.0F);
+      case CacheFormat::fp8:
+        return copy_values<cache::cuda::E4m3>(column_block + place_.target, rows_, value_of(kLatentBlocks), 0, scale_);
+      case CacheFormat::fp8_ds_mla:
+        return copy_values<__nv_bfloat16>(column_block + place_.target, rows_, value_of(0),
+                                          static_cast<int>(cache::kRopeOffset), 1.0F);
+    }
+  }
+
+  /// e4m3 whose scales lie behind them.
+  __device__ void copy_groups(std::byte* to, int column_block) const {
+#pragma unroll
+    for (int i = 0; i < kRowsAThread; ++i) {
+      const float scale = rows_.exists[i] ? __ldg(reinterpret_cast<const float*>(rows_.data[i] + cache::kScaleOffset) +
+                                                  column_block / kBlocksAGroup)
+                                          : 0.0F;
+      store_values(to, i, read_values<cache::cuda::E4m3>(rows_.data[i], rows_.exists[i], value_of(column_block)),
+                   scale);
+    }
+  }
+
+  /// The thread's first value in a column block.
+  __device__ int value_of(int column_block) const {
+    return column_block * kColumns + place_.chunk * cache::cuda::kLaneValues;
+  }
+
+  RowFinder<kAnyRows> finder_;
+  CacheFormat format_;
+  float scale_;
+  Place place_;
+  SourceRows rows_;
+};
+
 template <int kQk, CacheFormat kFormat>
 class Producer {
  public:
@@ -363,7 +487,13 @@ class Producer {
             (std::int64_t{work.token} + query) * p_.query_rope_stride + head * p_.query_rope_head_stride;
         rows.data[i] = rows.exists[i] ? reinterpret_cast<const std::byte*>(p_.query_rope + element) : zero_row();
       }
-      copy_column_block(smem_.q[kLatentBlocks] + place_.target, rows, place_.chunk * kChunkBytes);
+      if constexpr (kFormat == kAnyRows) {
+        copy_values<__nv_bfloat16>(smem_.q[kLatentBlocks] + place_.target, rows,
+                                   place_.chunk * cache::cuda::kLaneValues, 0, 1.0F);
+        Barrier::arrive(&smem_.full_q);
+      } else {
+        copy_column_block(smem_.q[kLatentBlocks] + place_.target, rows, place_.chunk * kChunkBytes);
+      }
     }
     cutlass::arch::cpasync_barrier_arrive_noinc(&smem_.full_q);
   }

@@ -9,7 +9,9 @@
 #include "attention/paths/rounding.h"
 #include "attention/project_cuda.h"
 #include "cache/cuda.h"
+#include "core/layout_text.h"
 #include "device/cuda/device.h"
+#include "headrace/error.h"
 
 namespace headrace::attention {
 namespace {
@@ -209,6 +211,26 @@ void MhaSm90::plan_passes(const Plan& plan, std::span<const RowsOnPath> rows, Mh
   plan_mha_passes(rows, static_cast<std::int64_t>(plan.requests().size()),
                   {.keys = blocking.context_block, .slice_rows = blocking.query_slice},
                   mha::sm90::key_tile(plan.attention().geometry), masked_, passes);
+}
+
+void MhaSm90::validate(const Call& call) {
+  const auto expect_chunks = [](const char* name, const ConstAnyView& view) {
+    constexpr std::int64_t kChunk = 16;
+    if (reinterpret_cast<std::uintptr_t>(view.data()) % kChunk != 0 || view.stride(0) % 8 != 0 ||
+        view.stride(1) % 8 != 0) {
+      throw Error(name, "an address divisible by 16 bytes and strides by 8 elements, for dense_mha and masked_mha",
+                  layout_text(view.data(), kChunk, {view.stride(0), view.stride(1)}, "elements"));
+    }
+  };
+  expect_chunks("q", call.inputs.q);
+  expect_chunks("out", call.outputs.out);
+  const auto expect_contiguous = [](const char* name, const View<const std::int32_t>& view) {
+    if (view.dim(0) > 1 && view.stride(0) != 1) {
+      throw Error(name, "contiguous entries, for dense_mha and masked_mha", "stride " + std::to_string(view.stride(0)));
+    }
+  };
+  expect_contiguous("query_start", call.inputs.requests.query_start);
+  expect_contiguous("seq_len", call.inputs.requests.seq_len);
 }
 
 void MhaSm90::run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas,

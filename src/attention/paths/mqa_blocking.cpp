@@ -12,8 +12,8 @@
 namespace headrace::attention {
 namespace {
 
-/// Engines pad a selection's columns to multiples of this at most.
-constexpr std::int64_t kColumnStep = 128;
+/// A row's keys have room in multiples of this.
+constexpr std::int64_t kRowKeysStep = 128;
 /// Reading rows as codes takes so many times what reading them as they are takes (`gpu_bench topk` on an H200).
 constexpr double kCodesFactor = 1.45;
 /// Converting a row takes 0.6 ns (`gpu_bench`: 131,072 keys in 75 to 80 us), reading it as codes 0.1 ns more than as it
@@ -68,17 +68,17 @@ bool converts_keys(const Attention& attention, const Blocking& blocking, std::in
           reads(attention, tiles, keys) >= kReadsToConvert * static_cast<double>(keys));
 }
 
-std::optional<std::int64_t> most_columns(const SelectionRule& rule) noexcept {
-  // Rule none has no selection, and an opaque rule need not say how wide its selections are.
+std::optional<std::int64_t> most_row_keys(const SelectionRule& rule) noexcept {
+  // Rule none has no selection, and an opaque rule need not say how many keys a row has.
   if (rule.width() == 0) {
     return std::nullopt;
   }
-  return round_up(rule.width(), kColumnStep);
+  return round_up(rule.width(), kRowKeysStep);
 }
 
 std::int64_t list_capacity(const SelectionRule& rule, std::int64_t group, std::int64_t keys) noexcept {
-  const std::optional<std::int64_t> columns = most_columns(rule);
-  return round_up(columns ? std::min(keys, group * *columns) : keys, mqa::kKeyBlock);
+  const std::optional<std::int64_t> row_keys = most_row_keys(rule);
+  return round_up(row_keys ? std::min(keys, group * *row_keys) : keys, mqa::kKeyBlock);
 }
 
 bool has_all_lists(const Attention& attention, const Extents& extents, const Blocking& blocking) {

@@ -13,9 +13,10 @@
 /// GPU.
 namespace headrace::attention {
 
-/// Columns that a selection under a rule may have at most, somewhat more than the rule needs, for callers pad them;
-/// none where the rule does not say. Lists are reserved for as many keys a row.
-[[nodiscard]] std::optional<std::int64_t> most_columns(const SelectionRule& rule) noexcept;
+/// Keys of a row that lists have room for: as many as the rule says that a row attends to, and somewhat more; none
+/// where it does not say, and there is room for all keys. However wide a selection is, its rows keep the rule's word or
+/// lose keys (docs/contract.md).
+[[nodiscard]] std::optional<std::int64_t> most_row_keys(const SelectionRule& rule) noexcept;
 
 /// Keys that a list must have room for, in whole key blocks: as many as the rows of a tile attend to together.
 /// @param keys  that the tile's request has at most

@@ -14,6 +14,7 @@
 
 #include "device/cuda/check.cuh"
 #include "device/cuda/memory.h"
+#include "device/cuda/plain_product.h"
 #include "device/cuda/products.h"
 #include "headrace/error.h"
 
@@ -148,17 +149,11 @@ void validate(const ProductShape& shape) {
   }
 }
 
-/// Operands are read and written 16 bytes at a time.
+/// Whether cuBLASLt's algorithms, which were chosen for operands that lie so, can read or write one.
 template <class Operand>
-void expect_aligned(const char* name, const Operand& view, std::int64_t element_bytes) {
-  const auto address = reinterpret_cast<std::uintptr_t>(view.data());
-  if (view.stride(2) != 1 || address % kAlignment != 0 || view.stride(0) * element_bytes % kAlignment != 0 ||
-      view.stride(1) * element_bytes % kAlignment != 0) {
-    throw Error(name, "a contiguous last dim, and an address and strides that are multiples of 16 bytes",
-                "strides of " + std::to_string(view.stride(0)) + ", " + std::to_string(view.stride(1)) + " and " +
-                    std::to_string(view.stride(2)) + " elements, an address of " +
-                    std::to_string(address % kAlignment) + " modulo 16");
-  }
+bool is_aligned(const Operand& view, std::int64_t element_bytes) {
+  return view.stride(2) == 1 && reinterpret_cast<std::uintptr_t>(view.data()) % kAlignment == 0 &&
+         view.stride(0) * element_bytes % kAlignment == 0 && view.stride(1) * element_bytes % kAlignment == 0;
 }
 
 }  // namespace
@@ -256,6 +251,7 @@ Product::~Product() = default;
 Product::Product(Product&&) noexcept = default;
 
 void Product::warm_up(Stream stream) const {
+  load_plain_product();
   const ProductShape& shape = state_->shape;
   // The first number of rows of the last range.
   const std::int64_t most = kRowRanges[kRowRanges.size() - 2].last + 1;
@@ -288,10 +284,20 @@ void Product::run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, std
   }
   c.expect("product c", {rows, shape.batch, shape.columns});
   expect_dtype("product c", shape.out, c.dtype());
-  expect_aligned("product a", a, 2);
-  expect_aligned("product b", b, 2);
-  expect_aligned("product c", c, size_of(shape.out));
   if (rows == 0) {
+    return;
+  }
+  if (!is_aligned(a, 2) || !is_aligned(b, 2) || !is_aligned(c, size_of(shape.out))) {
+    const int inner = shape.b_transposed ? 2 : 1;
+    cuda::run({.rows = rows,
+               .columns = shape.columns,
+               .inner = shape.inner,
+               .batch = shape.batch,
+               .a = {a.data(), a.stride(1), a.stride(0), a.stride(2)},
+               .b = {b.data(), b.stride(0), b.stride(inner), b.stride(3 - inner)},
+               .c = {c.data(), c.stride(1), c.stride(0), c.stride(2)},
+               .out = shape.out},
+              stream);
     return;
   }
   const Strides strides{.a_row = a.stride(0),

@@ -39,6 +39,7 @@ struct ProductShape {
 /// c[:, g] = a[:, g] b[g] for g in [0, batch): bfloat16 operands, accumulated in float32 and rounded once, for any
 /// number of rows. The algorithms, at most three, are chosen at construction by ranges of the number of rows, so that
 /// no number of rows is the first to pay for a choice, and the bits depend on the shape and the number of rows alone.
+/// Operands that do not suit them go to a kernel of the library's own (plain_product.h).
 class Product {
  public:
   /// @throws Error for a shape that cuBLASLt has no algorithm for
@@ -49,7 +50,7 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  /// Runs every algorithm once, on memory of its own, and waits: afterwards their code is on the device.
+  /// Runs every algorithm once, on memory of its own, and waits: afterwards all code is on the device.
   void warm_up(Stream stream) const;
 
   /// Bytes of workspace that its algorithms take at most. Where no sums are split it is a counter of tiles or nothing;
@@ -62,7 +63,8 @@ class Product {
   /// @param c  [rows, batch, columns] of the shape's dtype
   /// @param workspace  of at least workspace_bytes(), at a multiple of 256 bytes; its content means nothing before and
   ///                   after
-  /// @throws Error unless the last dim of each is contiguous, and addresses and other strides are multiples of 16 bytes
+  /// It is fast where the last dim of each is contiguous, and addresses and other strides are multiples of 16 bytes.
+  /// @throws Error for operands of other shapes
   void run(View<const bfloat16> a, View<const bfloat16> b, AnyView c, std::span<std::byte> workspace,
            Stream stream) const;
 
