@@ -132,9 +132,8 @@ class CudaStages final : public Stages {
                                on_device_->requests(), workspace_of_select(), stream_);
   }
   void select_all() override {
-    const std::vector<std::int64_t> every_row(step_->pieces().size(), 0);
-    selection_ = selector_.select(*config().indexer, projected_, index_cache_.view(), on_device_->requests(), every_row,
-                                  longest_seq_len(*step_), workspace_of_select(), stream_);
+    selection_ = selector_.select(*config().indexer, projected_, index_cache_.view(), on_device_->requests(),
+                                  longest_seq_len(*step_), workspace_of_select(), *layer_.device(), stream_);
   }
   void use(const Selection& selection) override {
     index_ = DeviceTensor(selection.index);
