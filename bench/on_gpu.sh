@@ -66,19 +66,10 @@ sanitize() {
     "${binaries}/gpu_tests" --gtest_brief=1 --gtest_filter="$2" | grep -E '^\$|PASSED|FAILED|SUMMARY|^failed'
 }
 
-# find_races FILTER: the same under racecheck; each pair of accesses with the number of its reports. What it reports of
-# the top-k MQA kernel and of cuBLASLt is explained in docs/performance.md; of another kernel it is a failure.
+# find_races FILTER: the same under racecheck; pairs of accesses that bench/races.py cannot explain are failures.
 find_races() {
   check timeout 200 compute-sanitizer --tool racecheck --print-limit 10000 \
-    "${binaries}/gpu_tests" --gtest_brief=1 --gtest_filter="$1" |
-    awk '/Race reported between/ { sub(/.*between /, ""); first = $0; next }
-      first != "" && / access at / {
-        sub(/^=+ +/, ""); sub(/ \[.*/, "")
-        gsub(/headrace::attention::mqa::sm90::/, "", first); gsub(/headrace::attention::mqa::sm90::/, "")
-        ++reports[(first $0 ~ /mqa_kernel|nvjet/ ? "" : "failed: ") first " " $0]; first = ""; next
-      }
-      /^\$|PASSED|FAILED|SUMMARY|^failed/ { print }
-      END { for (pair in reports) print reports[pair], "x", pair }'
+    "${binaries}/gpu_tests" --gtest_brief=1 --gtest_filter="$1" | python3 bench/races.py
 }
 
 # Every test; then those that reach every kernel, in few cases, under compute-sanitizer.

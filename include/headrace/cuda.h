@@ -68,11 +68,12 @@ HEADRACE_EXPORT void append(const Geometry& geometry, CacheFormat format, const 
 HEADRACE_EXPORT void upload(Plan& plan, std::span<std::byte> tables, Stream stream);
 
 /// `attend` for a plan made with Limits.device.cuda, whose tables were uploaded. Every view is on that GPU's memory, in
-/// bfloat16. Queues work on `stream` and returns: allocates nothing, waits for nothing, and can be captured in a CUDA
-/// graph, which then needs the memory of tables, workspace and views, but not the plan. Lengths, block table and
-/// selection are read on the GPU when the work runs; what lies outside the plan's bounds, the cache or a request is
-/// ignored as the contract says: whatever they hold, nothing outside the views is read or written. q may have more rows
-/// than the requests have tokens; the rows of `out` beyond those then hold anything.
+/// bfloat16. Queues work on `stream` and returns: allocates nothing, waits for nothing (HEADRACE_VERBOSE=2 in the
+/// environment alone makes it wait, for times), and can be captured in a CUDA graph, which then needs the memory of
+/// tables, workspace and views, but not the plan. Lengths, block table and selection are read on the GPU when the work
+/// runs; what lies outside the plan's bounds, the cache or a request is ignored as the contract says: whatever they
+/// hold, nothing outside the views is read or written. q may have more rows than the requests have tokens; the rows of
+/// `out` beyond those then hold anything.
 /// @param workspace  of at least plan.workspace_bytes(), on the GPU, aligned to 256 bytes; one serves every layer of a
 ///                   stream, and calls that may run at once take one each
 /// @throws Error when the plan's tables were not uploaded, a view's shape, dtype or stride does not suit the plan, or

@@ -169,9 +169,8 @@ def _to_c_limits(device, threads, workspace_limit, **most):
     limit = 0  # none
     if workspace_limit is not None:
         limit = _integer("workspace_limit", workspace_limit, bits=64)
-        if limit < 0:
-            raise Error("workspace_limit", "bytes >= 0, or None", str(workspace_limit))
-        limit = max(limit, 1)  # which holds no more than 0 does
+        if limit < 1:
+            raise Error("workspace_limit", "at least 1 byte, or None for no limit", str(workspace_limit))
     handle = None if device is None else _expect("device", device, Device, "a headrace.Device, or None").handle
     stated = {name: _integer(name, value, bits=64, least=0) for name, value in most.items()}
     return HrLimits(handle, limit, threads=_integer("threads", threads), **stated)

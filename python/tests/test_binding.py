@@ -602,7 +602,7 @@ class Errors(Binding):
         for compute, cache_format in (("bf16", "bfloat16"), ("bfloat16", "bf16"), ("fp32", "fp32")):
             self.assertEqual(len(plan(compute=compute, cache_format=cache_format).requests), 1)
         self.expect("workspace_limit", "at least", "1", lambda: plan(limit=1))
-        self.expect("workspace_limit", "at least", "1", lambda: plan(limit=0))
+        self.expect("workspace_limit", "at least 1 byte", "0", lambda: plan(limit=0))
         self.expect("path", "topk_mqa", "sparse", lambda: plan().kept_bytes("sparse"))
         self.expect("rule", "opaque(WIDTH)", str(2**64), lambda: plan(rule=f"lightning({2**64})"))
         self.expect("force", "can serve request 0", "dense_mha", lambda: plan(force="dense_mha", rule="opaque"))

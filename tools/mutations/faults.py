@@ -469,8 +469,8 @@ FAULTS = (
         "tile-across-requests/indexer",
         "the last rows of a request are scored together with the next request's first",
         "src/selection/select.cpp",
-        "std::min(rows, span.query_len - row)}",
-        "rows}",
+        "std::min(at_once, rows[b].end - row)}",
+        "at_once}",
         ("select_test",),
     ),
     # ---- do not select the tail --------------------------------------------------------------------------------------
