@@ -62,8 +62,8 @@ std::int64_t LayerRun::covered_rows() const noexcept { return std::min(rows(), a
 std::vector<std::string> LayerRun::unmet(Path path, std::int64_t rows) const {
   std::vector<std::string> reasons = unmet_requirements(path, attention_, 0, rows, true, device_);
   // A promise that the recording breaks, which the processor does not rely on.
-  const bool promises = attention_.rule.kind() == SelectionRule::Kind::lightning ||
-                        attention_.rule.kind() == SelectionRule::Kind::kpool;
+  const bool promises =
+      attention_.rule.kind() == SelectionRule::Kind::lightning || attention_.rule.kind() == SelectionRule::Kind::kpool;
   const std::int64_t most = most_entries(selection_.selection);
   if (device_.cuda != nullptr && path == Path::topk_mqa && promises && most > attention_.rule.width()) {
     reasons.push_back(fmt::format("a recorded row names {} keys, and {} promises at most {}", most,

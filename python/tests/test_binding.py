@@ -608,7 +608,7 @@ class Errors(Binding):
         self.expect("force", "can serve request 0", "dense_mha", lambda: plan(force="dense_mha", rule="opaque"))
         self.expect("seq_len", "2 lengths", "1", lambda: plan(query_len=(1, 2)))
         self.expect("query_len[0]", "[0, 2^31)", "-1", lambda: plan(query_len=(-1,)))
-        self.expect("workspace_limit", ">= 0", "-5", lambda: plan(limit=-5))
+        self.expect("workspace_limit", "at least 1 byte", "-5", lambda: plan(limit=-5))
         for name in ("rule", "compute", "cache_format", "space"):
             self.expect(name, "a string", "None", lambda name=name: plan(**{name: None}))
         self.expect("num_heads", "an integer", "'4'", lambda: plan(num_heads="4"))
