@@ -50,7 +50,7 @@ std::string name_of(const std::type_info& type) {
 
 template <class T>
 Field field(const char* name, std::size_t offset) {
-  return {name, offset, sizeof(T), alignof(T), name_of(typeid(T))};
+  return {name, offset, sizeof(T), alignof(T), name_of(typeid(T))};  // NOLINT(bugprone-sizeof-expression): of a pointer
 }
 
 #define CONSTANT(name)

@@ -38,6 +38,8 @@
 extern "C" {
 #endif
 
+/* NOLINTBEGIN(modernize-use-using): C reads this too */
+
 typedef struct HrError HrError;
 typedef struct HrDevice HrDevice;
 typedef struct HrPlan HrPlan;
@@ -406,6 +408,8 @@ HR_API HrError* hr_select(const HrIndexer* indexer, const HrSelectCall* call);
 HR_API HrError* hr_score_row(const HrIndexer* indexer, const HrScoreRowCall* call, int64_t* count);
 /* The same of a step: row t holds those of token t, and the rest of it is not written. */
 HR_API HrError* hr_score_rows(const HrIndexer* indexer, const HrScoreRowsCall* call);
+
+/* NOLINTEND(modernize-use-using) */
 
 #ifdef __cplusplus
 }
