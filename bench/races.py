@@ -22,6 +22,8 @@ KNOWN = [
      "maxima: bar.arrive after the store, bar.sync of the same barrier before the load"),
     ("sums[kGroup][row_ + 8 * r] = own", "sums[0][row] + sums[1][row]",
      "sums: bar.arrive after the store, bar.sync of the same barrier before the load"),
+    ("smem_.work[slot.index] = describe(p_, next)", "const TileWork work = smem_.work[slot.index]",
+     "tiles of work: every warp arrives at empty_work past its reads, for which the store waits"),
     ("smem_.work[slot.index] = describe(p_, next)", "work_->",
      "tiles of work: every warp arrives at empty_work past its reads, for which the store waits"),
 ]
@@ -41,22 +43,25 @@ def statement(file, line, function):
     return lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else None
 
 
-def accesses(lines):
-    """Both accesses of each report: (kind, function, statement)."""
+def read(lines):
+    """(pairs of accesses, the number that the tool says it reported, other lines). An access is a kind, a function and a
+    statement. A report names one access and then every one that races with it."""
+    pairs, reported, others = [], 0, []
     first = None
     for line in lines:
-        if line.startswith("========="):
-            text = line[9:].strip()
-            found = ACCESS.search(text)
-            if found:
-                access = (found[1], found[2], statement(found[3], found[4], found[2]))
-                if "Race reported between" in text:
-                    first = access
-                elif first is not None:
-                    yield first, access
-                    first = None
-                continue
-        yield line.rstrip("\n")
+        text = line.removeprefix("=========").strip()
+        found = ACCESS.search(text) if line.startswith("=========") else None
+        if found:
+            access = (found[1], found[2], statement(found[3], found[4], found[2]))
+            if "Race reported between" in text:
+                first = access
+            else:
+                pairs.append((first, access))
+            continue
+        summary = re.search(r"RACECHECK SUMMARY: (\d+) hazards? displayed", text)
+        reported += int(summary[1]) if summary else 0
+        others.append(line.rstrip("\n"))
+    return pairs, reported, others
 
 
 def reason(first, second):
@@ -75,23 +80,27 @@ def reason(first, second):
 
 
 def main():
-    pairs = collections.Counter()
-    for item in accesses(sys.stdin):
-        if isinstance(item, tuple):
-            pairs[item] += 1
-        elif re.match(r"\$|.*(PASSED|FAILED|SUMMARY)|failed", item):
-            print(item)
+    found, reported, others = read(sys.stdin)
+    for line in others:
+        if re.match(r"\$|.*(PASSED|FAILED|SUMMARY)|failed", line):
+            print(line)
+    failed = 0
     explained = collections.Counter()
-    for (first, second), count in pairs.items():
+    for (first, second), count in collections.Counter(found).items():
         why = reason(first, second)
         if why is not None:
             explained[why] += count
             continue
+        failed += count
         both = " and ".join(f"{kind} of {text or function}" for kind, function, text in (first, second))
         print(f"failed: {count} x {both}")
     for why, count in explained.most_common():
         print(f"{count} x {why}")
+    if len(found) < reported:
+        failed += 1
+        print(f"failed: {len(found)} pairs were read of {reported} reports")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -161,7 +161,7 @@ HrError* hr_dl_upload(HrPlan* plan, const HrTensor* tables, int64_t stream) {
   HrMemory memory{};
   HrError* const error =
       headrace::capi::guarded([&] { memory = py::bytes_of("tables", *tables, py::place_of(plan->plan)); });
-  return error != nullptr ? error : hr_plan_upload(plan, memory, py::stream_of(stream));
+  return error != nullptr ? error : hr_plan_upload(plan, &memory, py::stream_of(stream));
 }
 
 HrError* hr_dl_attend(const HrPlan* plan, const HrDlCall* call) {
@@ -186,6 +186,11 @@ HrError* hr_dl_attend_objects(const HrPlan* plan, const void* exchange, void* co
   if (own_stream != 0 && place.cuda && hr_dl_work_stream(exchange, place.ordinal, &call.stream) != 0) {
     return py::refusal("stream", "the stream in which the tensors' library works");
   }
+  HrAttendCall in_c{};  // made under the lock: until then sizes are read from what the owners lent
+  HrError* const error = headrace::capi::guarded([&] { in_c = py::to_c(call, plan->plan); });
+  if (error != nullptr) {
+    return error;
+  }
   const py::Unlocked unlocked;
-  return hr_dl_attend(plan, &call);
+  return hr_attend(plan, &in_c);
 }

@@ -57,13 +57,16 @@ std::int64_t prepare_device(CudaDevice& device, const Geometry& geometry) {
 }
 
 std::int64_t plan_device_passes(const Plan& plan, const PathExtents& extents, std::shared_ptr<DevicePasses>& passes) {
+  const cuda::Projections* projections = passes == nullptr ? nullptr : passes->projections;
   if (passes == nullptr || passes.use_count() > 1) {
     passes = std::make_shared<DevicePasses>();  // a copy of the plan keeps the others
   } else {
     // Whoever had them until now, perhaps in another thread, is done with reading.
     std::atomic_thread_fence(std::memory_order_acquire);
   }
-  passes->projections = &plan.device().cuda->state().prepare(plan.attention().geometry);
+  // Asked for once a plan: another thread that warms a geometry up holds the device's lock for as long.
+  passes->projections =
+      projections != nullptr ? projections : &plan.device().cuda->state().prepare(plan.attention().geometry);
   collect_rows(plan, passes->rows);
   for (const bool masked : {false, true}) {
     const auto path = static_cast<std::size_t>(masked ? Path::masked_mha : Path::dense_mha);

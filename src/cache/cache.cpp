@@ -79,8 +79,8 @@ std::int64_t cache_row_bytes(CacheFormat format, const Geometry& geometry) {
     case CacheFormat::fp8_ds_mla:
       if (geometry.kv_lora_rank != cache::kLatentValues ||
           (geometry.qk_rope_head_dim != 0 && geometry.qk_rope_head_dim != cache::kRopeValues)) {
-        throw Error("cache format fp8_ds_mla", "kv_lora_rank 512 and qk_rope_head_dim 0 or 64",
-                    fmt::format("{} and {}", geometry.kv_lora_rank, geometry.qk_rope_head_dim));
+        throw UnsupportedError("cache format fp8_ds_mla", "kv_lora_rank 512 and qk_rope_head_dim 0 or 64",
+                               fmt::format("{} and {}", geometry.kv_lora_rank, geometry.qk_rope_head_dim));
       }
       return geometry.qk_rope_head_dim == 0 ? cache::kRopeOffset : cache::kRowBytes;
   }

@@ -417,6 +417,9 @@ void append(const Geometry& geometry, CacheFormat format, const MutableCacheView
     expect_dtype("rope_key", latent.dtype(), rope_key.dtype());
   }
   slot_mapping.expect("slot_mapping", {tokens});
+  if (tokens > INT32_MAX) {
+    throw Error("latent", "fewer than 2^31 tokens", std::to_string(tokens));
+  }
   if (latent.dtype() != DType::float32 && latent.dtype() != DType::bfloat16) {
     throw Error("latent", "float32 or bfloat16", std::string(name_of(latent.dtype())));
   }

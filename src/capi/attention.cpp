@@ -12,7 +12,15 @@ namespace headrace::capi {
 namespace {
 
 SelectionRule make_rule(const HrAttention& attention) {
-  switch (rule_of("attention.rule", attention.rule)) {
+  const SelectionRule::Kind kind = rule_of("attention.rule", attention.rule);
+  if (kind != SelectionRule::Kind::kpool) {
+    expect_unused("attention.pool", attention.pool, "rules but HR_RULE_KPOOL");
+    expect_unused("attention.tail", attention.tail, "rules but HR_RULE_KPOOL");
+  }
+  if (kind == SelectionRule::Kind::none) {
+    expect_unused("attention.topk", attention.topk, "HR_RULE_NONE");
+  }
+  switch (kind) {
     case SelectionRule::Kind::none:
       break;
     case SelectionRule::Kind::lightning:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "headrace/indexer.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -14,7 +13,7 @@
 #include "headrace/c_api.h"
 #include "headrace/cuda_indexer.h"
 #include "headrace/error.h"
-#include "selection/token_range.h"
+#include "selection/score_rows.h"
 
 namespace headrace::capi {
 namespace {
@@ -31,6 +30,8 @@ Indexer indexer_of(const HrIndexer* indexer) {
     geometry.kpool = true;
     geometry.pool = from.pool;
     geometry.tail = flag("indexer.tail", from.tail);
+  } else {
+    expect_unused("indexer.tail", from.tail, "a lightning indexer");
   }
   geometry.validate();
   const DType compute = dtype_of("indexer.compute", from.compute);
@@ -112,17 +113,7 @@ void score_rows_on(const Indexer& indexer, const HrScoreRowsCall& call) {
                stream_of(call.stream), rows);
     return;
   }
-  const std::int64_t tokens = queries.query.dim(0);
-  scores.expect("scores", {tokens, -1});
-  requests.query_start.expect("query_start", {requests.seq_len.size() + 1});
-  const TokenRange some = selection::within_step(rows, tokens);
-  for (std::int64_t b = 0; b < requests.seq_len.dim(0); ++b) {
-    const std::int64_t end = std::min<std::int64_t>(some.end, requests.query_start(b + 1));
-    for (std::int64_t t = std::max<std::int64_t>(some.begin, requests.query_start(b)); t < end; ++t) {
-      static_cast<void>(score_row(indexer.geometry, indexer.compute, cache, queries, requests, b, t,
-                                  View<float>(scores.at(t), 1, {scores.dim(1)}, {scores.stride(1)})));
-    }
-  }
+  selection::score_rows(indexer.geometry, indexer.compute, cache, queries, requests, scores, rows);
 }
 
 }  // namespace

@@ -89,13 +89,13 @@ HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch) {
   return guarded([&] { required("plan", plan).plan.refresh(batch_of(batch)); });
 }
 
-HrError* hr_plan_upload(HrPlan* plan, HrMemory tables, void* stream) {
+HrError* hr_plan_upload(HrPlan* plan, const HrMemory* tables, void* stream) {
   return guarded([&] {
     Plan& of = required("plan", plan).plan;
     if (of.device().cuda == nullptr) {
       throw Error("plan", "a plan for a GPU", "one for the processor, which has no tables");
     }
-    upload(of, memory_of("tables", tables), stream_of(stream));
+    upload(of, memory_of("tables", required("tables", tables)), stream_of(stream));
   });
 }
 

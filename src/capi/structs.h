@@ -85,6 +85,13 @@ inline void expect_reserved(const std::string& name, int value) {
   }
 }
 
+/// @throws Error unless a field that has no meaning beside `others` is 0
+inline void expect_unused(const std::string& name, std::int64_t value, const std::string& others) {
+  if (value != 0) {
+    throw Error(name, "0 for " + others, std::to_string(value));
+  }
+}
+
 /// @throws Error unless a field is 0 or 1
 [[nodiscard]] inline bool flag(const std::string& name, std::int64_t value) {
   if (value != 0 && value != 1) {

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <tuple>
+#include <type_traits>
 
 #include "capi/names.h"
 #include "headrace/error.h"
@@ -14,7 +16,12 @@ namespace {
 constexpr int kMaxRank = std::tuple_size_v<Dims>;
 static_assert(kMaxRank == std::extent_v<decltype(HrView::shape)>);
 
-bool is_none(const HrView& view) noexcept { return view.rank == 0 && view.data == nullptr; }
+/// All zero; padding is not looked at, for there is none.
+bool is_none(const HrView& view) noexcept {
+  static_assert(std::has_unique_object_representations_v<HrView>);
+  const HrView none{};
+  return std::memcmp(&view, &none, sizeof view) == 0;
+}
 
 void expect_address(const std::string& name, const HrView& view, DType dtype) {
   const std::int64_t* const end = view.shape + view.rank;

@@ -78,9 +78,15 @@ void Plan::remake(const Batch& batch) {
   workspace_bytes_ = workspace.bytes;
   made_exact_ = exact_ = batch.exact;
   if (limits_.device.cuda != nullptr) {
-    table_bytes_ = attention::plan_device_passes(*this, extents, device_passes_);
     tables_ = nullptr;
     uploaded_ = false;
+    try {
+      table_bytes_ = attention::plan_device_passes(*this, extents, device_passes_);
+    } catch (...) {  // the host's memory ran out: half of the passes are nobody's
+      device_passes_.reset();
+      table_bytes_ = 0;
+      throw;
+    }
   }
 }
 

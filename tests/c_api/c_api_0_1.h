@@ -5,7 +5,9 @@
  * what may change from version to version; docs/contract.md says what is computed.
  *
  * Errors. A function that can fail returns null when it went well, else an error that the caller frees. No exception
- * leaves a function. Results are written only when it went well. Arguments are not null but where that is said.
+ * leaves a function. Handles, texts and numbers are given back only when it went well. Views are written only after all
+ * that can be checked was; where memory runs out or a device fails later, they hold anything. Arguments are not null
+ * but where that is said.
  *
  * Structures. One that the caller fills begins with `size`, which the caller sets to sizeof of it. The library reads no
  * more than that: a field that lies beyond it has the value 0, which always means what it meant before the field
@@ -131,8 +133,8 @@ typedef struct HrAttention {
   int64_t v_head_dim;       /* value dims */
   double scale;             /* of the softmax: a normal float32 above 0 and at most 1e6 */
   int64_t topk;             /* of the rule: see there; 0 for HR_RULE_NONE */
-  int64_t pool;             /* of HR_RULE_KPOOL; divides topk */
-  int32_t tail;             /* of HR_RULE_KPOOL; 0 or 1 */
+  int64_t pool;             /* of HR_RULE_KPOOL, divides topk; else 0 */
+  int32_t tail;             /* of HR_RULE_KPOOL, 0 or 1; else 0 */
   int32_t rule;             /* HR_RULE_NONE, ... */
   int32_t compute;          /* HR_FLOAT32 or HR_BFLOAT16; a GPU computes in the latter */
   int32_t format;           /* HR_CACHE_FLOAT32, ... */
@@ -154,7 +156,7 @@ typedef struct HrBatch {
 typedef struct HrLimits {
   size_t size;
   const HrDevice* device;  /* null: the processor. A plan keeps what it needs of it: the handle may be freed */
-  int64_t workspace_bytes; /* 0: no limit, or 2 GiB on a GPU */
+  int64_t workspace_bytes; /* 0: the library's choice, which hr_workspace_bound tells */
   int64_t max_tokens;      /* query tokens of any batch; 0: not stated */
   int64_t max_seq_len;     /* keys of any request; 0: not stated */
   int64_t max_requests;    /* of any batch, those without query tokens included; 0: not stated */
@@ -320,8 +322,8 @@ HR_API HrError* hr_device_create(int32_t ordinal, HrDevice** device);
 /* Its name, and why the kernels cannot run on it, empty when they can. Both live as long as the device. */
 HR_API const char* hr_device_name(const HrDevice* device);
 HR_API const char* hr_device_unmet(const HrDevice* device);
-/* Chooses and loads what calls of an attention may take, and waits. Without it the first plan of a geometry does so.
- * Afterwards no function allocates memory of the GPU or waits for it. */
+/* Chooses and loads what calls of an attention, of the cache and of an indexer may take, and waits. Without it the
+ * first plan of a geometry does so. Afterwards no function allocates memory of the GPU or waits for it. */
 HR_API HrError* hr_device_warm_up(const HrDevice* device, const HrAttention* attention);
 /* May be null. */
 HR_API void hr_device_free(HrDevice* device);
@@ -338,17 +340,18 @@ HR_API HrError* hr_table_bound(const HrAttention* attention, const HrLimits* lim
  * limits, hints: may be null */
 HR_API HrError* hr_plan_create(const HrAttention* attention, const HrBatch* batch, const HrLimits* limits,
                                const HrHints* hints, HrPlan** plan);
-/* Makes it anew for another batch, in the memory that it has: what hr_plan_create would make of that batch. On an error
- * it stays as it was. For a GPU its tables are then uploaded anew. */
+/* Makes it anew for another batch, in the memory that it has: what hr_plan_create would make of that batch. For a GPU
+ * its tables are then uploaded anew. On an error it stays as it was; after HR_OUT_OF_MEMORY it has to be made anew
+ * first. */
 HR_API HrError* hr_plan_remake(HrPlan* plan, const HrBatch* batch);
 /* Makes it the plan of a later batch with as many requests, none longer than it was made for: paths, workspace and
  * tables stay. On an error it stays as it was. */
 HR_API HrError* hr_plan_refresh(HrPlan* plan, const HrBatch* batch);
 /* Queues the writing of the plan's tables, without which hr_attend on a GPU refuses it. Nothing on the host is read
- * after the call. The plan reads that memory until its tables are uploaded elsewhere. tables: at least
- * hr_plan_table_bytes of the GPU's memory, at a multiple of 16 bytes stream: a cudaStream_t; null: the default stream.
- * hr_attend is queued behind it */
-HR_API HrError* hr_plan_upload(HrPlan* plan, HrMemory tables, void* stream);
+ * after the call. The plan reads that memory until its tables are uploaded elsewhere.
+ * tables: at least hr_plan_table_bytes of the GPU's memory, at a multiple of 16 bytes
+ * stream: a cudaStream_t; null: the default stream. hr_attend is queued behind it */
+HR_API HrError* hr_plan_upload(HrPlan* plan, const HrMemory* tables, void* stream);
 /* 0 for the processor. */
 HR_API int64_t hr_plan_table_bytes(const HrPlan* plan);
 HR_API int64_t hr_plan_workspace_bytes(const HrPlan* plan);
@@ -375,8 +378,10 @@ HR_API void hr_plan_free(HrPlan* plan);
  * of `lse` is that of no other view. For the processor: lengths and pages are checked before anything is written. For a
  * GPU: queues work on the stream and returns; allocates nothing, waits for nothing, and can be captured in a CUDA
  * graph. Lengths, pages and entries are read when the work runs, and what lies outside the plan's bounds, the cache or
- * a request is ignored. Strides of q and out are multiples of 8 elements; kv_b_proj, sink, query_start and seq_len are
- * contiguous. */
+ * a request is ignored. Addresses and strides of q, out, kv_b_proj and the cache that are multiples of 16 bytes are
+ * fast. HR_TOPK_MQA serves others too, slowly; HR_DENSE_MHA and HR_MASKED_MHA do so for kv_b_proj and the cache, and
+ * refuse other q and out, and query_start and seq_len that are not contiguous, with HR_UNSUPPORTED. sink is contiguous.
+ */
 HR_API HrError* hr_attend(const HrPlan* plan, const HrAttendCall* call);
 
 /* The least bytes of a row of a cache. */

@@ -164,7 +164,8 @@ Results run(HrDevice* device, std::uint64_t seed) {
   const std::unique_ptr<HrPlan, Free> plan(made);
   Memory tables(static_cast<std::size_t>(hr_plan_table_bytes(plan.get())), on_gpu);
   if (on_gpu) {
-    well(hr_plan_upload(plan.get(), {tables.data(), tables.bytes()}, stream));
+    const HrMemory memory{tables.data(), tables.bytes()};
+    well(hr_plan_upload(plan.get(), &memory, stream));
   }
 
   std::vector<std::int32_t> pages(14);

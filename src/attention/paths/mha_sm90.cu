@@ -218,15 +218,17 @@ void MhaSm90::validate(const Call& call) {
     constexpr std::int64_t kChunk = 16;
     if (reinterpret_cast<std::uintptr_t>(view.data()) % kChunk != 0 || view.stride(0) % 8 != 0 ||
         view.stride(1) % 8 != 0) {
-      throw Error(name, "an address divisible by 16 bytes and strides by 8 elements, for dense_mha and masked_mha",
-                  layout_text(view.data(), kChunk, {view.stride(0), view.stride(1)}, "elements"));
+      throw UnsupportedError(name,
+                             "an address divisible by 16 bytes and strides by 8 elements, for dense_mha and masked_mha",
+                             layout_text(view.data(), kChunk, {view.stride(0), view.stride(1)}, "elements"));
     }
   };
   expect_chunks("q", call.inputs.q);
   expect_chunks("out", call.outputs.out);
   const auto expect_contiguous = [](const char* name, const View<const std::int32_t>& view) {
     if (view.dim(0) > 1 && view.stride(0) != 1) {
-      throw Error(name, "contiguous entries, for dense_mha and masked_mha", "stride " + std::to_string(view.stride(0)));
+      throw UnsupportedError(name, "contiguous entries, for dense_mha and masked_mha",
+                             "stride " + std::to_string(view.stride(0)));
     }
   };
   expect_contiguous("query_start", call.inputs.requests.query_start);

@@ -17,6 +17,7 @@ inline void check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) {
     return;
   }
+  cudaGetLastError();  // told here: the next launch is not to report it again
   const std::string actual = std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
   if (status == cudaErrorMemoryAllocation) {
     throw OutOfMemoryError(std::string(what), "cudaSuccess", actual);

@@ -43,7 +43,7 @@ const attention::cuda::Projections& CudaDevice::State::prepare(const Geometry& g
 
 int device::cuda::served_ordinal(const CudaDevice& device) {
   if (!device.unmet().empty()) {
-    throw Error("device", "a GPU that the kernels can run on", device.unmet());
+    throw UnsupportedError("device", "a GPU that the kernels can run on", device.unmet());
   }
   return device.ordinal();
 }

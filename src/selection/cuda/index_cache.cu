@@ -181,6 +181,9 @@ void append_index_keys(const IndexerGeometry& indexer, const MutableCacheView& c
     throw Error("index gate and offset_bias", "none for a lightning indexer", "a view");
   }
   slot_mapping.expect("slot_mapping", {tokens});
+  if (tokens > INT32_MAX) {
+    throw Error("index key", "fewer than 2^31 tokens", std::to_string(tokens));
+  }
   requests.seq_len.expect("seq_len", {-1});
   requests.query_start.expect("query_start", {requests.seq_len.dim(0) + 1});
   requests.block_table.expect("block_table", {requests.seq_len.dim(0), -1});

@@ -131,6 +131,16 @@ void expect(bool well, const char* name, const char* expected, std::int64_t actu
   }
 }
 
+void validate_bound(std::int64_t longest_seq_len) {
+  expect(longest_seq_len >= 0 && longest_seq_len <= INT32_MAX, "longest_seq_len", "a number in [0, 2^31)",
+         longest_seq_len);
+}
+
+/// Blocks and tokens are counted in 32 bits.
+void validate_tokens(std::int64_t tokens) {
+  expect(tokens >= 0 && tokens <= INT32_MAX, "tokens", "a number in [0, 2^31)", tokens);
+}
+
 void validate(const IndexerGeometry& indexer, const CacheView& cache, const IndexQueries& queries,
               const Requests& requests, std::int64_t longest_seq_len) {
   validate_index_cache(indexer, DType::bfloat16, cache);
@@ -142,8 +152,8 @@ void validate(const IndexerGeometry& indexer, const CacheView& cache, const Inde
   requests.seq_len.expect("seq_len", {-1});
   requests.query_start.expect("query_start", {requests.seq_len.dim(0) + 1});
   requests.block_table.expect("block_table", {requests.seq_len.dim(0), -1});
-  expect(longest_seq_len >= 0 && longest_seq_len <= INT32_MAX, "longest_seq_len", "a number in [0, 2^31)",
-         longest_seq_len);
+  validate_bound(longest_seq_len);
+  validate_tokens(queries.query.dim(0));
 }
 
 /// Whether every row of keys and queries begins at a multiple of 16 bytes.
@@ -221,11 +231,13 @@ SelectWorkspace cuda_select_workspace(const IndexerGeometry& indexer, std::int64
                                       std::int64_t longest_seq_len) {
   using namespace selection::cuda;
   indexer.validate();
+  validate_tokens(tokens);
+  validate_bound(longest_seq_len);
   const ScoreRows rows(indexer, longest_seq_len);
   if (rows.candidates <= selection::Candidates::of(indexer).budget) {
     return {};
   }
-  return {rows.bytes(), useful_rows(tokens, rows) * rows.bytes()};
+  return {rows.bytes(), std::max<std::int64_t>(1, useful_rows(tokens, rows)) * rows.bytes()};
 }
 
 void select(const IndexerGeometry& indexer, const CacheView& cache, const IndexQueries& queries,
