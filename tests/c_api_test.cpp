@@ -166,6 +166,38 @@ TEST(CApiErrors, EveryKindArrives) {
   hr_error_free(error);
 }
 
+// A field that means nothing today may mean something tomorrow.
+TEST(CApiFields, WithoutMeaningAreZero) {
+  std::int64_t bytes = 0;
+  const auto refused = [&](const auto& spoil) {
+    HrAttention attention = small_attention();
+    spoil(attention);
+    HrError* const error = hr_cache_row_bytes(&attention, &bytes);
+    const std::string argument = error == nullptr ? "none" : hr_error_argument(error);
+    hr_error_free(error);
+    return argument;
+  };
+  EXPECT_EQ(refused([](HrAttention&) {}), "none");
+  EXPECT_EQ(refused([](HrAttention& a) { a.topk = 8; }), "attention.topk");
+  EXPECT_EQ(refused([](HrAttention& a) { a.pool = 4; }), "attention.pool");
+  EXPECT_EQ(refused([](HrAttention& a) { a.rule = HR_RULE_LIGHTNING, a.topk = 8, a.tail = 1; }), "attention.tail");
+  const HrIndexer indexer{
+      .size = sizeof(HrIndexer), .num_heads = 2, .head_dim = 8, .topk = 8, .pool = 0, .tail = 1, .compute = HR_FLOAT32};
+  HrError* const error = hr_select_width(&indexer, &bytes);
+  ASSERT_NE(error, nullptr);
+  EXPECT_STREQ(hr_error_argument(error), "indexer.tail");
+  hr_error_free(error);
+}
+
+// Only what is all zero is left out: the rest is a view that somebody forgot a part of.
+TEST(CApiViews, WithOnlyAPartAreRefused) {
+  EXPECT_TRUE(optional_view("sink", HrView{}).empty());
+  HrView part{};
+  part.dtype = HR_FLOAT32;
+  part.shape[0] = 4;
+  EXPECT_TRUE(throws_error([&] { static_cast<void>(optional_view("sink", part)); }, "1 to 4 dimensions"));
+}
+
 // Whichever allocation fails, the call says so and leaves nothing behind.
 TEST(CApiErrors, OutOfMemoryAtEveryAllocation) {
   const HrAttention attention = small_attention();

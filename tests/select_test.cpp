@@ -9,6 +9,7 @@
 
 #include "headrace/error.h"
 #include "headrace/indexer.h"
+#include "selection/score_rows.h"
 #include "support/errors.h"
 #include "support/index_cache_kit.h"
 
@@ -368,6 +369,41 @@ TYPED_TEST(Select, RangesOfRowsAreThoseOfTheWhole) {
   std::vector<std::int32_t> count(size);
   EXPECT_TRUE(test::throws_error([&] { run({-1, 3}, index, count); }, "rows"));
   EXPECT_TRUE(test::throws_error([&] { run({5, 4}, index, count); }, "0 <= begin <= end"));
+}
+
+TYPED_TEST(Select, RowsOfScoresAreThoseOneByOne) {
+  auto kit = this->exact_kit(geometry(2, 8, 6), {60, 30, 10}, 4);
+  kit.append(kit.next({20, 0, 0}));
+  auto step = kit.next({40, 30, 10});
+  kit.append(step);
+  constexpr float kPoison = -77.0F;
+  constexpr std::int64_t kColumns = 61;
+  const auto size = static_cast<std::size_t>(step.tokens * kColumns);
+  std::vector<float> scores(size, kPoison);
+  const auto run = [&](const Requests& requests, std::int64_t columns, TokenRange rows) {
+    selection::score_rows(kit.indexer, kit.compute(), kit.cache(), kit.queries(step), requests,
+                          View<float>(scores.data(), {step.tokens, columns}), rows);
+  };
+  run(step.requests, kColumns, {5, 72});
+  for (std::size_t b = 0; b < 3; ++b) {
+    for (std::int64_t t = step.query_start[b]; t < step.query_start[b + 1]; ++t) {
+      std::vector<float> expected(kColumns, kPoison);
+      if (t >= 5 && t < 72) {
+        score_row(kit.indexer, kit.compute(), kit.cache(), kit.queries(step), step.requests,
+                  static_cast<std::int64_t>(b), t, View<float>(expected.data(), {kColumns}));
+      }
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), scores.begin() + t * kColumns)) << "token " << t;
+    }
+  }
+  // Everything is refused before anything is written, whichever request is at fault.
+  std::fill(scores.begin(), scores.end(), kPoison);
+  EXPECT_TRUE(test::throws_error([&] { run(step.requests, 59, {}); }, "at least 60 columns"));
+  Requests bad = step.requests;
+  bad.seq_len = View<const std::int32_t>(step.seq_len.data(), 2, {3, 0}, {1, 1});
+  EXPECT_TRUE(test::throws_error([&] { run(bad, kColumns, {}); }, "seq_len"));
+  kit.table[static_cast<std::size_t>(2 * step.requests.block_table.stride(0))] = -1;
+  EXPECT_TRUE(test::throws_error([&] { run(step.requests, kColumns, {}); }, "block_table"));
+  EXPECT_TRUE(std::all_of(scores.begin(), scores.end(), [](float x) { return x == kPoison; }));
 }
 
 TYPED_TEST(Select, NonFiniteKeysSpoilOnlyTheirRequest) {

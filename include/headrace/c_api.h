@@ -14,7 +14,7 @@
  * existed. A structure may be longer than the library knows, if what lies beyond is zero. So a structure is
  * zero-initialised first:
  *     HrLimits limits = {.size = sizeof limits};
- * Structures without `size` (HrView, HrMemory, HrCache, HrRequests) lie inside others and never change. Arrays of
+ * Structures without `size` (HrView, HrMemory, HrCache, HrRequests) never change. Arrays of
  * structures come with a stride, the bytes from one element to the next.
  *
  * Memory. The caller owns all of it but the handles (HrError, HrDevice, HrPlan). Nothing that a pointer leads to is

@@ -174,6 +174,12 @@ TEST(GpuSelectWorkspace, IsWhatTheRowsTake) {
   EXPECT_EQ(cuda_select_workspace(lightning, 10, 4096).useful, 10 * 4 * 4096);
   EXPECT_EQ(cuda_select_workspace(lightning, 1'000'000, 8192).useful, std::int64_t{32} << 20);
   EXPECT_EQ(cuda_select_workspace(lightning, 1'000'000, 1 << 20).useful, std::int64_t{64} << 20);
+  EXPECT_EQ(cuda_select_workspace(lightning, 0, 4096).useful, 4 * 4096);
+  using test::throws_error;
+  EXPECT_TRUE(
+      throws_error([&] { (void)cuda_select_workspace(lightning, 1, std::int64_t{1} << 62); }, "longest_seq_len"));
+  EXPECT_TRUE(throws_error([&] { (void)cuda_select_workspace(lightning, 1, -1); }, "longest_seq_len"));
+  EXPECT_TRUE(throws_error([&] { (void)cuda_select_workspace(lightning, -1, 10); }, "tokens"));
 }
 
 TEST_F(GpuSelectEdge, RefusesWhatDoesNotSuit) {
