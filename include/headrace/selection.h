@@ -39,8 +39,8 @@ class HEADRACE_EXPORT SelectionRule {
   /// @throws Error unless 1 <= pool <= topk < 2^31 and topk is a multiple of the pool
   [[nodiscard]] static SelectionRule kpool(std::int64_t topk, std::int64_t pool, bool tail);
   /// A caller's own selection: nothing is covered.
-  /// @param width  distinct keys that a row has at most, so that costs can be counted and room reserved; 0 where that is
-  ///               not known. @throws Error unless >= 0
+  /// @param width  distinct keys that a row has at most, so that costs can be counted and room reserved; 0 where that
+  ///               is not known. @throws Error unless >= 0
   [[nodiscard]] static SelectionRule opaque(std::int64_t width = 0);
 
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
