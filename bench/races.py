@@ -10,6 +10,7 @@ report names, for which the kernels are compiled with -lineinfo. KNOWN says why 
 """
 
 import collections
+import functools
 import pathlib
 import re
 import sys
@@ -33,6 +34,7 @@ CLOSED = re.compile(r"nvjet_\w+")
 ACCESS = re.compile(r"(Read|Write) access at (.*?)\+0x[0-9a-f]+(?: in (\S+):(\d+))?(?: \[\d+ hazards?\])?$")
 
 
+@functools.cache
 def statement(file, line, function):
     """The text of a line. A report has the file's name without its folder, which is among the function's namespaces."""
     if file is None:

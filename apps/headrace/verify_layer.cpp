@@ -7,7 +7,6 @@
 #include <numeric>
 #include <utility>
 
-#include "attention/paths/mqa_blocking.h"
 #include "headrace/error.h"
 #include "progress.h"
 #include "stated_error.h"
@@ -28,22 +27,6 @@ Selection rows_of(const Selection& selection, const Piece& piece) {
   return rows;
 }
 
-/// Entries of the row that names most; what is negative names nothing.
-std::int64_t most_entries(const Selection& selection) {
-  std::int64_t most = 0;
-  for (std::int64_t row = 0; !selection.index.empty() && row < selection.index.dim(0); ++row) {
-    const std::int64_t width = selection.index.dim(1);
-    const std::int64_t columns =
-        selection.count.empty() ? width : std::clamp<std::int64_t>(selection.count(row), 0, width);
-    std::int64_t entries = 0;
-    for (std::int64_t c = 0; c < columns; ++c) {
-      entries += selection.index(row, c) >= 0 ? 1 : 0;
-    }
-    most = std::max(most, entries);
-  }
-  return most;
-}
-
 }  // namespace
 
 LayerRun::LayerRun(Stages& stages, const RecordedLayer& recorded, const PromptSelection& selection,
@@ -61,10 +44,11 @@ std::int64_t LayerRun::covered_rows() const noexcept { return std::min(rows(), a
 
 std::vector<std::string> LayerRun::unmet(Path path, std::int64_t rows) const {
   std::vector<std::string> reasons = unmet_requirements(path, attention_, 0, rows, true, device_);
-  // A promise that the recording breaks, which the processor does not rely on.
+  // A recorded selection is as wide as its longest row, where that has more keys than the rule promises. The processor
+  // does not rely on the promise.
   const bool promises =
       attention_.rule.kind() == SelectionRule::Kind::lightning || attention_.rule.kind() == SelectionRule::Kind::kpool;
-  const std::int64_t most = most_entries(selection_.selection);
+  const std::int64_t most = selection_.selection.index.dim(1);
   if (device_.cuda != nullptr && path == Path::topk_mqa && promises && most > attention_.rule.width()) {
     reasons.push_back(fmt::format("a recorded row names {} keys, and {} promises at most {}", most,
                                   attention_.rule.to_string(), attention_.rule.width()));

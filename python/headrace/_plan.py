@@ -396,11 +396,10 @@ def attend(
     tensors = (q, kv_b_proj, sink, cache, block_table, query_start, seq_len, index, count, out, lse, workspace)
     exchange = shared_exchange(tensors)
     if exchange is None:
-        call = HrDlCall(
-            cache_scale=cache_scale, stream=_stream_of(stream, plan.device, q), selection_kept=selection_kept
-        )
+        handle = _stream_of(stream, plan.device, q)
         borrow = Borrowed()
-        borrow.fill(call, dict(zip(TENSOR_NAMES, tensors)))
+        lent = borrow.each(**dict(zip(TENSOR_NAMES, tensors)))
+        call = HrDlCall(**lent, cache_scale=cache_scale, stream=handle, selection_kept=selection_kept)
         library.hr_dl_attend(plan.handle, call)
         return
     own_stream = stream is None  # which the processor does not look at

@@ -28,17 +28,9 @@ class Captured : public testing::TestWithParam<Kind> {
   /// Two steps within the bounds of the first have the same strides when their longest request and their selection's
   /// width are the same.
   [[nodiscard]] CaseSpec spec(std::vector<RequestShape> requests, std::uint64_t seed) const {
-    CaseSpec spec;
-    spec.geometry = {3, 64, 192, 64, 256};
-    spec.rule = GetParam().rule;
-    spec.compute = DType::bfloat16;
-    spec.out = DType::bfloat16;
-    spec.format = CacheFormat::bfloat16;
-    spec.requests = std::move(requests);
-    spec.page_size = 16;
+    CaseSpec spec = spec_on_gpu({3, 64, 192, 64, 256}, GetParam().rule, std::move(requests), seed);
     spec.width = 100;
     spec.with_sink = true;
-    spec.seed = seed;
     return spec;
   }
 

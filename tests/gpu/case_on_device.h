@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/memory.h"
@@ -21,6 +22,21 @@
 #include "uploaded_plan.h"
 
 namespace headrace::test {
+
+/// A step as a GPU computes it, in bfloat16 throughout.
+inline CaseSpec spec_on_gpu(const Geometry& geometry, const SelectionRule& rule, std::vector<RequestShape> requests,
+                            std::uint64_t seed) {
+  CaseSpec spec;
+  spec.geometry = geometry;
+  spec.rule = rule;
+  spec.compute = DType::bfloat16;
+  spec.out = DType::bfloat16;
+  spec.format = CacheFormat::bfloat16;
+  spec.requests = std::move(requests);
+  spec.page_size = 16;
+  spec.seed = seed;
+  return spec;
+}
 
 /// A case's inputs in the GPU's memory.
 class CaseOnDevice {

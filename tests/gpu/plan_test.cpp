@@ -61,16 +61,8 @@ Attention random_attention(Random& random) {
 class GpuPlan : public testing::Test {
  protected:
   [[nodiscard]] static CaseSpec spec(std::vector<RequestShape> requests, std::uint64_t seed) {
-    CaseSpec spec;
-    spec.geometry = {3, 512, 192, 64, 256};
-    spec.rule = SelectionRule::lightning(100);
-    spec.compute = DType::bfloat16;
-    spec.out = DType::bfloat16;
-    spec.format = CacheFormat::bfloat16;
-    spec.requests = std::move(requests);
-    spec.page_size = 16;
+    CaseSpec spec = spec_on_gpu({3, 512, 192, 64, 256}, SelectionRule::lightning(100), std::move(requests), seed);
     spec.width = 100;
-    spec.seed = seed;
     return spec;
   }
   [[nodiscard]] static Limits limits() {

@@ -28,16 +28,8 @@ using device::cuda::DeviceArray;
 using device::cuda::DeviceBuffer;
 
 CaseSpec spec(std::vector<RequestShape> requests, std::uint64_t seed) {
-  CaseSpec spec;
-  spec.geometry = {3, 64, 192, 64, 256};
-  spec.rule = SelectionRule::lightning(100);
-  spec.compute = DType::bfloat16;
-  spec.out = DType::bfloat16;
-  spec.format = CacheFormat::bfloat16;
-  spec.requests = std::move(requests);
-  spec.page_size = 16;
+  CaseSpec spec = spec_on_gpu({3, 64, 192, 64, 256}, SelectionRule::lightning(100), std::move(requests), seed);
   spec.with_sink = true;
-  spec.seed = seed;
   return spec;
 }
 

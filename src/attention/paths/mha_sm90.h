@@ -48,9 +48,9 @@ class MhaSm90 final : public PathAlgorithm {
 
   /// In the memory of earlier passes.
   void plan_passes(const Plan& plan, std::span<const RowsOnPath> rows, MhaPasses& passes) const;
-  /// @param extents  those the plan's workspace was sized for
   /// Throws Error where views do not suit the kernel, whose copies take 16 bytes at once.
   static void validate(const Call& call);
+  /// @param extents  those the plan's workspace was sized for
   void run(const Call& call, const Extents& extents, const MhaTables& tables, PathArenas arenas, Stream stream) const;
 
  private:
